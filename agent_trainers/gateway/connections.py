@@ -6,104 +6,74 @@ together as one session's. So a program that opens connections beyond its share 
 a client that sends its key at once is not kept out by others that only connect.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from agent_envs.errors import ConfigurationError
 
 Address = tuple[str, int]
-_NO_SESSION: Final = ""
 _MAX_CONNECTIONS: Final = 4096
-
-
-class Transport(Protocol):
-    """A connection that can be closed."""
-
-    def abort(self) -> None:
-        """Close it at once."""
 
 
 @dataclass(slots=True)
 class _Connection:
-    transport: Transport
+    transport: Any
+    session_id: str = ""
     is_busy: bool = False
 
 
 class ConnectionLimit:
-    """The open connections by session and client address. Used by the server's thread only."""
+    """The open connections by client address. Used by the server's thread only."""
 
     def __init__(self, limit: int) -> None:
         """Allow `limit` connections."""
         if limit < 1:
             raise ConfigurationError(f"max_connections ({limit}) must be positive.")
-        self._limit = limit
-        self._session_of: dict[Address, str] = {}
-        self._held: dict[str, dict[Address, _Connection]] = {}  # least recently used first
+        self.limit = limit
+        self._open: dict[Address, _Connection] = {}  # least recently used first
 
-    def add(self, client: Address, transport: Transport) -> None:
+    def add(self, client: Address, transport: Any) -> None:
         """Add a new connection; close another one beyond the limit."""
-        self._put(_NO_SESSION, client, _Connection(transport))
-        if len(self._session_of) > self._limit:
-            largest = max(
-                self._held.values(), key=lambda held: (len(held), _idle(held) is not None)
-            )
-            self._take(_idle(largest) or next(iter(largest))).transport.abort()
+        self._open[client] = _Connection(transport)
+        if len(self._open) > self.limit:
+            held = Counter(connection.session_id for connection in self._open.values())
+            most = max(held.values())
+            largest = [c for c, each in self._open.items() if held[each.session_id] == most]
+            evicted = min(largest, key=lambda c: self._open[c].is_busy)  # the first idle one
+            self._open.pop(evicted).transport.abort()
 
-    def remove(self, client: Address, transport: Transport) -> None:
+    def remove(self, client: Address, transport: Any) -> None:
         """Remove a closed connection, unless its address belongs to a new one by now."""
-        session = self._session_of.get(client)
-        if session is not None and self._held[session][client].transport is transport:
-            self._take(client)
+        if client in self._open and self._open[client].transport is transport:
+            del self._open[client]
 
     @contextmanager
-    def in_use(self, client: Address | None, session_id: str) -> Iterator[None]:
+    def in_use(self, client: Address, session_id: str) -> Iterator[None]:
         """Mark a connection that sent a session's key as busy."""
-        self._move(client, session_id, is_busy=True)
+        self._mark(client, session_id, is_busy=True)
         try:
             yield
         finally:
-            self._move(client, session_id, is_busy=False)
+            self._mark(client, session_id, is_busy=False)
 
-    def _move(self, client: Address | None, session_id: str, *, is_busy: bool) -> None:
-        if client in self._session_of:  # else it was closed meanwhile
-            connection = self._take(client)
-            connection.is_busy = is_busy
-            self._put(session_id, client, connection)
-
-    def _put(self, session_id: str, client: Address, connection: _Connection) -> None:
-        self._session_of[client] = session_id
-        self._held.setdefault(session_id, {})[client] = connection
-
-    def _take(self, client: Address) -> _Connection:
-        session_id = self._session_of.pop(client)
-        held = self._held[session_id]
-        connection = held.pop(client)
-        if not held:
-            del self._held[session_id]
-        return connection
+    def _mark(self, client: Address, session_id: str, *, is_busy: bool) -> None:
+        if (connection := self._open.pop(client, None)) is not None:  # else it was closed
+            connection.session_id, connection.is_busy = session_id, is_busy
+            self._open[client] = connection
 
 
-def _idle(held: dict[Address, _Connection]) -> Address | None:
-    return next((client for client, connection in held.items() if not connection.is_busy), None)
-
-
-def default_limits() -> tuple[int, int]:
-    """Return how many connections may be open, and how many may wait to be accepted.
-
-    These are half and a sixteenth of the process's file descriptors: asyncio accepts all waiting
-    connections at once, up to four times before an evicted one is closed.
-    """
-    num_files = 4 * _MAX_CONNECTIONS  # Windows limits sockets by memory only
+def default_limit() -> int:
+    """Return how many connections may be open: half of the process's file descriptors."""
     try:
         import resource
-    except ImportError:
-        pass
-    else:
-        soft_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        num_files = num_files if soft_limit == resource.RLIM_INFINITY else soft_limit
-    return min(num_files // 2, _MAX_CONNECTIONS), min(num_files // 16, _MAX_CONNECTIONS // 2)
+    except ImportError:  # Windows limits sockets by memory only
+        return _MAX_CONNECTIONS
+    soft_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    unlimited = soft_limit == resource.RLIM_INFINITY
+    return _MAX_CONNECTIONS if unlimited else min(soft_limit // 2, _MAX_CONNECTIONS)
 
 
 def limited_protocol(connections: ConnectionLimit) -> Any:

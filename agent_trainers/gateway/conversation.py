@@ -17,11 +17,12 @@ import hashlib
 import itertools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from pydantic import AliasChoices, AliasPath, BaseModel, BeforeValidator, ConfigDict, Field
 
 from agent_envs.core.messages import Message
-from agent_envs.core.tool import Tool
 from agent_envs.formats.chat_messages import action_text
 from agent_envs.formats.openai_format import FunctionCall
 from agent_envs.formats.tool_formats import ToolFormat
@@ -29,58 +30,62 @@ from agent_trainers.gateway.api_error import ApiError
 from agent_trainers.trajectory import Transition
 
 Schemas = list[dict[str, Any]]
+_TEXT_TYPES = ("text", "input_text", "output_text")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApiCall(FunctionCall):
+class Strict(BaseModel):
+    """JSON without type coercion; unknown members are ignored."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", populate_by_name=True)
+
+
+def _join_parts(content: Any) -> Any:
+    if not isinstance(content, list):
+        return "" if content is None else content
+    if not all(isinstance(part, dict) and part.get("type") in _TEXT_TYPES for part in content):
+        raise ValueError("can only hold parts of text")
+    return "".join(str(part.get("text", "")) for part in content)
+
+
+def _refuse(value: object) -> None:
+    if value is not None:
+        raise ValueError("is not supported: send text as content, and calls as tool_calls")
+
+
+_Unsupported = Annotated[None, BeforeValidator(_refuse)]
+
+
+class ApiCall(Strict):
     """A tool call with its id."""
 
-    id: str
+    id: str = Field(validation_alias=AliasChoices("call_id", "id"))
+    name: str = Field(validation_alias=AliasChoices(AliasPath("function", "name"), "name"))
+    arguments: str = Field(
+        default="", validation_alias=AliasChoices(AliasPath("function", "arguments"), "arguments")
+    )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApiMessage:
+class ApiMessage(Strict):
     """A message of a program, without members that no template shows."""
 
-    role: Literal["system", "user", "assistant", "tool"]
-    content: str = ""
-    calls: tuple[ApiCall, ...] = ()
-    call_id: str = ""
+    role: Annotated[
+        Literal["system", "user", "assistant", "tool"],
+        BeforeValidator(lambda role: "system" if role == "developer" else role),
+    ]
+    content: Annotated[str, BeforeValidator(_join_parts)] = Field(
+        default="", validation_alias=AliasChoices("content", "output")
+    )
+    calls: list[ApiCall] = Field(default=[], validation_alias="tool_calls")
+    call_id: str = Field(default="", validation_alias=AliasChoices("tool_call_id", "call_id"))
     """The call that a tool message answers."""
+    function_call: _Unsupported = None
+    audio: _Unsupported = None
 
     def means(self, other: "ApiMessage") -> bool:
         """Return whether two assistant messages have the same meaning."""
         calls = [(call.name, _canonical(call.arguments)) for call in self.calls]
         same_calls = calls == [(call.name, _canonical(call.arguments)) for call in other.calls]
         return same_calls and self.content.strip() == other.content.strip()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelCall:
-    """One validated call to the model, from any endpoint."""
-
-    messages: Sequence[ApiMessage]
-    """The whole conversation."""
-    tools: Mapping[str, Tool]
-    """The program's functions by name."""
-    shown_tools: Schemas | None
-    """The tools for the chat template; None where the messages describe them."""
-    reads_calls: bool = True
-    """Whether tool calls in the sampled text are returned as calls."""
-    is_parallel: bool = True
-    """Whether a turn may hold several calls."""
-    num_choices: int = 1
-    """Turns sampled in the same state."""
-    max_tokens: int | None = None
-    """Maximum number of tokens of a turn."""
-    stops: tuple[str, ...] = ()
-    """Texts that end a turn."""
-    reply_kind: str = "chatcmpl"
-    """Prefix of the reply's id."""
-    seed: int | None = None
-    """The same seed in the same state of the same session samples the same turn."""
-    role: str = ""
-    """Name of the calling role, where a program has several roles."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +102,13 @@ class Turn:
     """Its text in later states: the action, or the part before the text that stopped it."""
     is_whole: bool
     """Whether the model ended it, so that a state can begin with its tokens."""
+    reply_id: str
+    reward_terms: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def finish_reason(self) -> str:
+        """Why sampling ended: ``stop`` or ``length``."""
+        return str(self.transition.info["finish_reason"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +158,10 @@ class Conversations:
                     messages = [*turn.transition.messages]  # equal, and shared in memory
                     text = turn.text
                 else:
-                    text = action_text(message.content, message.calls, self._format)
+                    calls = [
+                        FunctionCall(name=c.name, arguments=c.arguments) for c in message.calls
+                    ]
+                    text = action_text(message.content, calls, self._format)
                 messages.append({"role": "assistant", "content": text})
                 is_last = place + 1 == len(conversation)
                 if turn and turn.is_whole and turn.tools == tools and not is_last:
@@ -156,11 +171,8 @@ class Conversations:
 
     def _result(self, place: int, message: ApiMessage, names: Mapping[str, str]) -> Message:
         if message.call_id not in names:
-            raise ApiError(
-                400,
-                f"There is no tool call {message.call_id!r} before its result.",
-                param=f"messages.{place}.tool_call_id",
-            )
+            text = f"There is no tool call {message.call_id!r} before its result."
+            raise ApiError(400, text, param=f"messages.{place}.tool_call_id")
         return self._format.result_message(names[message.call_id], message.content)
 
     def _append_results(self, messages: list[Message], results: list[Message]) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Final, Self
 
 from agent_envs.core.lookup import lookup, require_extra
 from agent_envs.formats.tool_formats import TOOL_FORMATS, ToolFormat
-from agent_trainers.gateway.connections import ConnectionLimit, default_limits, limited_protocol
+from agent_trainers.gateway.connections import ConnectionLimit, default_limit, limited_protocol
 from agent_trainers.gateway.generation_loop import IDLE_SECONDS, GenerationLoop
 from agent_trainers.gateway.session import Session, SessionClosedError, SessionLimits
 from agent_trainers.policies.models import release_worker_threads
@@ -54,18 +54,13 @@ class Gateway:
             limits: Limits of one session; `SessionLimits` by default.
             ignored_parameters: Parameters of requests that are ignored; the policy's own settings
                 apply. All others are honoured or refused by name.
-            in_thread: Whether the policy generates in a thread of the gateway, from ``with`` to its
-                end, with constant weights. False: it generates in the thread that calls `generate`,
-                as a trainer does between two steps.
+            in_thread: Whether the policy generates in a thread of the gateway, with constant
+                weights. False: it generates in the thread that calls `generate`, as a trainer does
+                between two steps.
             max_connections: Open connections; beyond them, the session with the most loses one.
                 None for half of the process's file descriptors, at most 4,096.
             host: The address to listen on.
             port: The port to listen on; 0 for any free port.
-
-        Raises:
-            MissingExtraError: If the libraries of the extra ``serve`` are not installed.
-            UnknownNameError: If there is no such tool format.
-            ConfigurationError: If `max_connections` is less than 1.
         """
         require_extra("serve", "The gateway", "starlette", "uvicorn")
         if isinstance(tool_format, str):
@@ -74,13 +69,13 @@ class Gateway:
         self._limits = limits or SessionLimits()
         self.ignored_parameters = frozenset(ignored_parameters)
         self._in_thread = in_thread
-        most, self._backlog = default_limits()
-        self.connections = ConnectionLimit(most if max_connections is None else max_connections)
+        self.connections = ConnectionLimit(
+            default_limit() if max_connections is None else max_connections
+        )
         self._host, self._port = host, port
         self.sessions: dict[str, Session] = {}
         """The open sessions, by the id in their URL."""
-        self._lock = threading.Lock()
-        self._numbers, self._keys = itertools.count(), itertools.count()
+        self._numbers, self.keys = itertools.count(), itertools.count()
         self.loop = GenerationLoop(policy, lambda: len(self.sessions))
         self._server: Any = None
         self._threads: list[threading.Thread] = []
@@ -92,10 +87,12 @@ class Gateway:
 
         from agent_trainers.gateway.application import Application
 
+        # asyncio accepts all waiting connections at once, before an evicted one is closed
+        backlog = default_limit() // 8
         config = uvicorn.Config(
             Application(self).asgi(),
             access_log=False,
-            backlog=self._backlog,
+            backlog=backlog,
             http=limited_protocol(self.connections),
             lifespan="off",
             log_config=None,
@@ -106,7 +103,7 @@ class Gateway:
             timeout_keep_alive=60,
             ws="none",
         )
-        listening = socket.create_server((self._host, self._port), backlog=self._backlog)
+        listening = socket.create_server((self._host, self._port), backlog=backlog)
         self._port = listening.getsockname()[1]
         self._server = uvicorn.Server(config)
         self._start("gateway-server", lambda: self._server.run(sockets=[listening]))
@@ -156,8 +153,7 @@ class Gateway:
             seed=seed,
             limits=limits or self._limits,
         )
-        with self._lock:
-            self.sessions[session.id] = session
+        self.sessions[session.id] = session
         return session
 
     def generate(
@@ -174,15 +170,6 @@ class Gateway:
     def address(self) -> str:
         """The URL of the server."""
         return f"http://{self._host}:{self._port}"
-
-    def new_key(self) -> int:
-        """Return a new key of the policy's stream."""
-        return next(self._keys)
-
-    def remove(self, session: Session) -> None:
-        """Refuse further calls of a session."""
-        with self._lock:
-            self.sessions.pop(session.id, None)
 
     def _start(self, name: str, function: Callable[[], None]) -> None:
         thread = threading.Thread(target=function, name=name, daemon=True)

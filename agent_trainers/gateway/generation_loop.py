@@ -5,14 +5,13 @@ loop.
 """
 
 import bisect
-import contextlib
 import logging
 import queue
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import Final
 
 from agent_trainers.gateway.api_error import ApiError
 from agent_trainers.policies.policy import Generation, GenerationRequest, GenerationStream, Policy
@@ -27,6 +26,8 @@ _EXTRA_TOKENS: Final = 8
 
 _log = logging.getLogger(__name__)
 Decode = Callable[[Sequence[int]], str | None]
+_Call = tuple[GenerationRequest, Future[Generation]]
+_CLOSED: Final = ApiError(403, "The session was closed.", code="closed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +78,6 @@ class TurnEnd:
         return min((place for place in places if place >= 0), default=None)
 
 
-class _Call(NamedTuple):
-    request: GenerationRequest
-    future: Future[Generation]
-
-
 class GenerationLoop:
     """Serves calls through streams of one policy."""
 
@@ -95,7 +91,7 @@ class GenerationLoop:
         """Request a turn; `key` has none running. Cancel it with `drop`, not through the future."""
         future: Future[Generation] = Future()
         future.set_running_or_notify_cancel()
-        self._queue.put((key, _Call(request, future)))
+        self._queue.put((key, (request, future)))
         return future
 
     def drop(self, key: int) -> None:
@@ -111,15 +107,15 @@ class GenerationLoop:
         """
         stream = self._policy.open_stream()
         try:
-            for key, call in self._running.items():
-                stream.add(key, call.request)
+            for key, (request, _) in self._running.items():
+                stream.add(key, request)
             while is_any_active(is_active()):
                 is_busy = is_any_active(stream.has_requests)
                 self._take_calls(stream, is_busy=is_busy)
                 if is_busy:
                     for key, result in stream.advance():
                         stream.mark_idle(key)  # its program may never call again
-                        self._deliver(key, result)
+                        self._finish(key, result)
         except BaseException as error:
             self._fail_all(error)
             raise
@@ -128,13 +124,12 @@ class GenerationLoop:
 
     def refuse_all(self, error: BaseException) -> None:
         """Fail all queued and running calls with `error`, while no thread runs the loop."""
-        with contextlib.suppress(queue.Empty):
-            while True:
-                key, call = self._queue.get_nowait()
-                if call is None:
-                    self._cancel(key)
-                else:
-                    self._running[key] = call
+        while not self._queue.empty():
+            key, call = self._queue.get()
+            if call is None:
+                self._finish(key, _CLOSED)
+            else:
+                self._running[key] = call
         self._fail_all(error)
 
     def _take_calls(self, stream: GenerationStream, *, is_busy: bool) -> None:
@@ -154,46 +149,40 @@ class GenerationLoop:
             if not is_busy:
                 is_busy, until = True, time.monotonic() + gather_seconds
             if call is None:
-                self._cancel(key)
+                self._finish(key, _CLOSED)
                 stream.drop(key)
             else:
                 self._add(stream, key, call)
 
     def _add(self, stream: GenerationStream, key: int, call: _Call) -> None:
+        self._running[key] = call
         try:
-            prompt_ids = self._policy.encode(call.request)
+            prompt_ids = self._policy.encode(call[0])
         except Exception as error:  # noqa: BLE001 - a template may refuse a program's messages
             text = f"The messages cannot be rendered: {error}"
-            call.future.set_exception(ApiError(400, text, param="messages"))
-            return
+            return self._finish(key, ApiError(400, text, param="messages"))
         if prompt_ids is None:
-            call.future.set_result(Generation(text="", finish_reason="overflow"))
-            return
-        self._running[key] = call
-        stream.add(key, call.request)
+            return self._finish(key, Generation(text="", finish_reason="overflow"))
+        stream.add(key, call[0])
 
-    def _cancel(self, key: int) -> None:
-        if (call := self._running.pop(key, None)) is not None:
-            call.future.set_exception(ApiError(403, "The session was closed.", code="closed"))
-
-    def _deliver(self, key: int, result: Generation | BaseException) -> None:
-        call = self._running.pop(key, None)
-        if call is None:  # cancelled
+    def _finish(self, key: int, result: Generation | BaseException) -> None:
+        _, future = self._running.pop(key, (None, None))
+        if future is None:  # cancelled
             return
         if isinstance(result, Generation):
-            call.future.set_result(result)
+            future.set_result(result)
         else:
-            call.future.set_exception(_policy_error(result))
+            future.set_exception(_as_api_error(result))
 
     def _fail_all(self, error: BaseException) -> None:
-        failed, self._running = self._running, {}
-        if failed:
-            failure = _policy_error(error)
-            for call in failed.values():
-                call.future.set_exception(failure)
+        failure = _as_api_error(error) if self._running else error
+        for key in [*self._running]:
+            self._finish(key, failure)
 
 
-def _policy_error(error: BaseException) -> ApiError:
+def _as_api_error(error: BaseException) -> ApiError:
+    if isinstance(error, ApiError):
+        return error
     _log.warning("The policy failed.", exc_info=error)
     text = f"The policy failed: {type(error).__name__}: {error}"
     return ApiError(500, text, code="policy_error", stop_reason=StopReason.POLICY_ERROR)

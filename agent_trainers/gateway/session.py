@@ -6,7 +6,7 @@ import secrets
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -20,11 +20,11 @@ from agent_trainers.gateway.conversation import (
     ApiCall,
     ApiMessage,
     Conversations,
-    ModelCall,
     State,
     Turn,
 )
 from agent_trainers.gateway.generation_loop import TurnEnd
+from agent_trainers.gateway.requests import ModelCall
 from agent_trainers.policies.control_tokens import clean
 from agent_trainers.policies.policy import Generation, GenerationRequest, Usage
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
@@ -51,7 +51,7 @@ class SessionLimits:
     """Limits of one session. Calls beyond them are refused; other sessions are not affected."""
 
     max_calls: int = 256
-    """Number of calls; each of a call's ``n`` choices counts."""
+    """Number of calls."""
     max_tokens: int = 1_000_000
     """Sampled tokens of all calls; the last turn is cut off there."""
     max_concurrent_calls: int = 16
@@ -72,20 +72,12 @@ class SessionLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """A turn that is being sampled."""
+    """A turn that is being sampled, and its key in the policy's stream."""
 
     key: int
-    """Its key in the policy's stream."""
     state: State
     request: GenerationRequest
     end: TurnEnd
-
-
-@dataclass(slots=True)
-class _Step:
-    transition: Transition
-    reply_id: str
-    reward_terms: dict[str, float] = field(default_factory=dict)
 
 
 class Session:
@@ -117,13 +109,13 @@ class Session:
         self._gateway = gateway
         self._lock = threading.Lock()
         self._conversations = Conversations(gateway.tool_format)
-        self._steps: list[_Step] = []  # in the order in which they ended
+        self._turns: list[Turn] = []  # in the order in which they ended
         self._usage, self._generate_seconds = Usage(), 0.0
         self._tokens_left = limits.max_tokens  # besides one for each running turn
         self._free_keys: dict[int, Turn] = {}  # with the last turn of each
         self._busy_keys: set[int] = set()
-        self._num_calls = self._num_replies = 0
-        self._last_error: ApiError | None = None  # of the newest call
+        self._num_calls = 0
+        self._failure: tuple[StopReason, str] | None = None  # of the newest call
         self._started = self._last_used = time.monotonic()
         self._trajectory: Trajectory | None = None
 
@@ -142,15 +134,14 @@ class Session:
     def is_cut_off(self) -> bool:
         """Whether the newest turn was cut off."""
         with self._lock:
-            steps = self._steps
-            return bool(steps) and steps[-1].transition.info["finish_reason"] == "length"
+            return bool(self._turns) and self._turns[-1].finish_reason == "length"
 
     def reward(self, reward: Reward, *, reply_id: str | None = None) -> None:
         """Add to the reward of the newest turn.
 
         Args:
             reward: A number, or one per reward term; a plain number is the term ``process``.
-            reply_id: The ``id`` of another reply to reward; of several choices the last.
+            reply_id: The ``id`` of another reply to reward.
 
         Raises:
             ValueError: If there is no such turn, or a reward is not a finite number.
@@ -186,57 +177,63 @@ class Session:
         """
         with self._lock:
             if self._trajectory is None:
-                reason, message = self._outcome(default_reason)
-                reason = StopReason(stop_reason or reason)
-                if self._steps and reward is not None:
+                if stop_reason is not None:
+                    reason, message = StopReason(stop_reason), None
+                elif self._failure is not None:
+                    reason, message = self._failure
+                elif self._turns:
+                    reason, message = default_reason, None
+                else:
+                    reason = StopReason.ENVIRONMENT_ERROR
+                    message = "The program never called the model."
+                if self._turns and reward is not None:
                     self._add_reward(reward, "outcome")
-                error = error or (message if stop_reason is None else None)
-                self._trajectory = self._make_trajectory(dict(metrics or {}), reason, error)
+                self._trajectory = self._make_trajectory(
+                    dict(metrics or {}), reason, error or message
+                )
                 for key in (*self._free_keys, *self._busy_keys):
                     self._gateway.loop.drop(key)
-        self._gateway.remove(self)
+        self._gateway.sessions.pop(self.id, None)
         return self._trajectory
 
-    def admit(self, call: ModelCall) -> list[Sampling]:
-        """Begin a call; return one sampling per choice. `release` them afterwards."""
+    def admit(self, call: ModelCall) -> Sampling:
+        """Begin a call; `release` it afterwards."""
         with self._lock:
-            self._check_limits(call)
+            self._check_limits()
             state = self._conversations.read(call.messages, call.shown_tools)
-            rng = self._rng
-            if call.seed is not None:
-                rng = np.random.default_rng([*self._entropy, call.seed % 2**64])
-            self._tokens_left -= call.num_choices
-            max_tokens = 1 + self._tokens_left
-            if call.max_tokens is not None:
-                max_tokens = min(max_tokens, call.max_tokens)
-            samplings = []
-            for _ in range(call.num_choices):
-                key = self._take_key(state.previous)
-                end = TurnEnd(self._gateway.policy.decode, max_tokens, call.stops)
-                request = GenerationRequest(
-                    episode_id=self._number,
-                    messages=state.messages,
-                    tools=call.shown_tools,
-                    previous=state.previous.transition if state.previous else None,
-                    rng=rng,
-                    is_over=end,
-                )
-                samplings.append(Sampling(key=key, state=state, request=request, end=end))
-            self._num_calls += call.num_choices
-            return samplings
+            rng, request = self._rng, call.request
+            if request.seed is not None:
+                rng = np.random.default_rng([*self._entropy, request.seed % 2**64])
+            max_tokens = min(self._tokens_left, request.max_tokens or self._tokens_left)
+            self._tokens_left -= 1
+            self._num_calls += 1
+            stops = tuple(filter(None, request.stop))
+            end = TurnEnd(self._gateway.policy.decode, max_tokens, stops)
+            sampled = GenerationRequest(
+                episode_id=self._number,
+                messages=state.messages,
+                tools=call.shown_tools,
+                previous=state.previous.transition if state.previous else None,
+                rng=rng,
+                is_over=end,
+            )
+            return Sampling(
+                key=self._take_key(state.previous), state=state, request=sampled, end=end
+            )
 
     def record(
         self,
         call: ModelCall,
-        samplings: Sequence[Sampling],
-        generations: Sequence[Generation],
+        sampling: Sampling,
+        generation: Generation,
         seconds: float,
-    ) -> tuple[str, list[Turn]]:
-        """Record the turns of a call; return the reply's id and the turns."""
+        reply_kind: str,
+    ) -> Turn:
+        """Record the turn of a call; `reply_kind` is the prefix of its reply's id."""
         with self._lock:
             self._check_open()
             self._generate_seconds += seconds
-            if any(generation.finish_reason == "overflow" for generation in generations):
+            if generation.finish_reason == "overflow":
                 raise ApiError(
                     400,
                     "The messages do not fit into the model's context. Send fewer, or shorter.",
@@ -244,58 +241,48 @@ class Session:
                     code="context_length_exceeded",
                     stop_reason=StopReason.CONTEXT_OVERFLOW,
                 )
-            reply_id = f"{call.reply_kind}-{self._num_replies}"
-            self._num_replies += 1
-            turns = []
-            for sampling, generation in zip(samplings, generations, strict=True):
-                self._usage += generation.spent
-                turn = self._make_turn(call, sampling, generation)
-                self._conversations.add(sampling.state, turn)
-                self._steps.append(_Step(turn.transition, reply_id))
-                self._busy_keys.discard(sampling.key)
-                self._free_keys[sampling.key] = turn
-                turns.append(turn)
-            self._last_error = None
-            return reply_id, turns
+            self._usage += generation.spent
+            turn = self._make_turn(call, sampling, generation, reply_kind)
+            self._conversations.add(sampling.state, turn)
+            self._turns.append(turn)
+            self._busy_keys.discard(sampling.key)
+            self._free_keys[sampling.key] = turn
+            self._failure = None
+            return turn
 
-    def release(self, samplings: Sequence[Sampling]) -> None:
-        """End a call and cancel its unfinished turns."""
+    def release(self, sampling: Sampling) -> None:
+        """End a call and cancel its turn if it is unfinished."""
         with self._lock:
             self._last_used = time.monotonic()
-            for sampling in samplings:
-                if sampling.key in self._busy_keys:
-                    self._tokens_left += 1
-                    self._busy_keys.discard(sampling.key)  # not reused: its turn may still arrive
-                    self._gateway.loop.drop(sampling.key)
+            if sampling.key in self._busy_keys:
+                self._tokens_left += 1
+                self._busy_keys.discard(sampling.key)  # not reused: its turn may still arrive
+                self._gateway.loop.drop(sampling.key)
 
     def record_error(self, error: ApiError) -> None:
         """Record why a call failed: the episode's stop reason if no later call succeeds."""
         with self._lock:
             if error.stop_reason is not None:
-                self._last_error = error
+                self._failure = error.stop_reason, str(error)
 
     def _check_open(self) -> None:
         if self._trajectory is not None:
             raise ApiError(403, "The session is closed: its episode is over.", code="closed")
 
-    def _check_limits(self, call: ModelCall) -> None:
+    def _check_limits(self) -> None:
         self._check_open()
         limits, reached = self.limits, None
         if self.seconds_left <= 0:
             reached = "timeout_seconds", StopReason.TIMEOUT
-        elif self._num_calls + call.num_choices > limits.max_calls:
+        elif self._num_calls >= limits.max_calls:
             reached = "max_calls", StopReason.TURN_LIMIT
-        elif self._tokens_left < call.num_choices:
+        elif self._tokens_left < 1:
             reached = "max_tokens", StopReason.TOKEN_LIMIT
         if reached is not None:
             name, reason = reached
             text = f"The session has reached its limit {name}={getattr(limits, name):g}."
             raise ApiError(403, f"{text} The episode is over.", code=name, stop_reason=reason)
-        most = limits.max_concurrent_calls
-        if call.num_choices > most:
-            text = f"n can be {most} at most (max_concurrent_calls)."
-            raise ApiError(400, text, param="n", code="unsupported_parameter")
-        if len(self._busy_keys) + call.num_choices > most:
+        if len(self._busy_keys) >= (most := limits.max_concurrent_calls):
             text = f"The session has {most} concurrent calls (max_concurrent_calls). Wait for one."
             raise ApiError(429, text, code="rate_limit_exceeded")
 
@@ -304,22 +291,27 @@ class Session:
         cached = (key for key, turn in self._free_keys.items() if turn is previous)
         key = next(cached, next(iter(self._free_keys), None))
         if key is None:
-            key = self._gateway.new_key()
+            key = next(self._gateway.keys)
         self._free_keys.pop(key, None)
         self._busy_keys.add(key)
         return key
 
-    def _make_turn(self, call: ModelCall, sampling: Sampling, generation: Generation) -> Turn:
+    def _make_turn(
+        self, call: ModelCall, sampling: Sampling, generation: Generation, reply_kind: str
+    ) -> Turn:
         kept = min(generation.spent.completion_tokens, 1 + self._tokens_left)
         self._tokens_left -= kept - 1
         generation, cut_text = sampling.end.cut(generation, kept)
         text = generation.text if cut_text is None else cut_text
-        content, calls = text, tuple[ApiCall, ...]()
-        action: dict[str, Any] | None = None
-        if call.tools and call.reads_calls:
-            prefix = f"call_{len(self._steps)}"
-            content, calls, action = _read_calls(text, call, self._gateway.tool_format, prefix)
-        info = {"action": action, "finish_reason": generation.finish_reason}
+        content, calls = text, list[ApiCall]()
+        info: dict[str, Any] = {"action": None, "finish_reason": generation.finish_reason}
+        if call.tools and call.request.tool_choice != "none":
+            prefix = f"call_{len(self._turns)}"
+            content, calls, info["action"] = _read_calls(
+                text, call, self._gateway.tool_format, prefix
+            )
+        if call.role:
+            info["agent_role"] = call.role
         transition = Transition(
             messages=sampling.state.messages,
             prompt_ids=generation.prompt_ids,
@@ -330,7 +322,7 @@ class Session:
             reward_terms={},
             terminated=False,
             truncated=False,
-            info={**info, "agent_role": call.role} if call.role else info,
+            info=info,
         )
         return Turn(
             transition=transition,
@@ -339,6 +331,7 @@ class Session:
             message=ApiMessage(role="assistant", content=clean(content), calls=calls),
             text=text,
             is_whole=cut_text is None and generation.finish_reason == "stop",
+            reply_id=f"{reply_kind}-{len(self._turns)}",
         )
 
     def _add_reward(self, reward: Reward, term: str, reply_id: str | None = None) -> None:
@@ -346,32 +339,24 @@ class Session:
         for name, value in terms.items():
             if not isinstance(value, bool | int | float) or not math.isfinite(value):
                 raise ValueError(f"The reward {name!r} is {value!r}; it must be a finite number.")
-        steps = [step for step in self._steps if reply_id in (None, step.reply_id)]
-        if not steps:
-            turn = "no turn yet" if reply_id is None else f"no turn of a reply {reply_id!r}"
-            raise ValueError(f"There is {turn} to reward.")
-        totals = steps[-1].reward_terms
+        turns = [turn for turn in self._turns if reply_id in (None, turn.reply_id)]
+        if not turns:
+            what = "no turn yet" if reply_id is None else f"no turn of a reply {reply_id!r}"
+            raise ValueError(f"There is {what} to reward.")
+        totals = turns[-1].reward_terms
         for name, value in terms.items():
             totals[name] = totals.get(name, 0.0) + float(value)
-
-    def _outcome(self, default_reason: StopReason) -> tuple[StopReason, str | None]:
-        """Return the stop reason of an episode that ends now, and its error."""
-        if self._last_error is not None and self._last_error.stop_reason is not None:
-            return self._last_error.stop_reason, self._last_error.message
-        if not self._steps:
-            return StopReason.ENVIRONMENT_ERROR, "The program never called the model."
-        return default_reason, None
 
     def _make_trajectory(
         self, metrics: dict[str, float], stop_reason: StopReason, error: str | None
     ) -> Trajectory:
         transitions = [
             replace(
-                step.transition,
-                reward=math.fsum(step.reward_terms.values()),
-                reward_terms=dict(step.reward_terms),
+                turn.transition,
+                reward=math.fsum(turn.reward_terms.values()),
+                reward_terms=dict(turn.reward_terms),
             )
-            for step in self._steps
+            for turn in self._turns
         ]
         final_prompt_ids: list[int] = []
         if transitions:
@@ -398,7 +383,7 @@ class Session:
 
 def _read_calls(
     text: str, call: ModelCall, tool_format: ToolFormat, prefix: str
-) -> tuple[str, tuple[ApiCall, ...], dict[str, Any]]:
+) -> tuple[str, list[ApiCall], dict[str, Any]]:
     """Return a turn's content, its calls with ids that begin with `prefix`, and the parsed action.
 
     A turn with a mistake (bad JSON, an unknown function, an answer besides a call, a second call
@@ -407,14 +392,18 @@ def _read_calls(
     try:
         action = tool_format.parse(text, call.tools)
     except Exception as error:  # noqa: BLE001 - a custom format, or malformed schemas
-        return text, (), {"kind": "invalid", "error": "unreadable", "message": str(error)}
+        return text, [], {"kind": "invalid", "error": "unreadable", "message": str(error)}
     parsed, info = action.each_call, action.as_info()
-    if not parsed or not action.is_faultless or (len(parsed) > 1 and not call.is_parallel):
-        return text, (), info
-    calls = tuple(
+    if (
+        not parsed
+        or not action.is_faultless
+        or (len(parsed) > 1 and not call.request.parallel_tool_calls)
+    ):
+        return text, [], info
+    calls = [
         ApiCall(id=f"{prefix}_{i}", name=each.name or "", arguments=_as_json(each.arguments or {}))
         for i, each in enumerate(parsed)
-    )
+    ]
     return _text_before_calls(text, call.tools, tool_format), calls, info
 
 

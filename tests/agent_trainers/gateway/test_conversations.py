@@ -130,20 +130,6 @@ def test_forks_are_rows_and_the_main_conversation_keeps_its_tokens(episode):
         assert trajectory.transitions[4].prompt_ids[: len(start)] == start
 
 
-def test_choices_are_branches_and_each_keeps_its_tokens(episode):
-    session = episode.session
-    choices = episode.complete({"role": "user", "content": "who ?"}, n=3).choices
-    more = {"role": "user", "content": "and ?"}
-    texts = {choice.message.content for choice in choices}
-    assert len(texts) == 3
-    for choice in reversed(choices):
-        episode.complete({"role": "user", "content": "who ?"}, as_it_came(choice.message), more)
-    branches = session.close(0.0).transitions[1:]
-    for one, other in zip(branches[:3], reversed(branches[3:]), strict=True):
-        start = [*one.prompt_ids, *one.completion_ids]
-        assert other.prompt_ids[: len(start)] == start
-
-
 def test_a_result_needs_its_call(episode):
     with pytest.raises(openai.BadRequestError, match="no tool call 'missing'"):
         episode.complete(QUESTION, {"role": "tool", "tool_call_id": "missing", "content": "x"})
@@ -151,7 +137,7 @@ def test_a_result_needs_its_call(episode):
 
 def test_consecutive_results_are_read_in_linear_time():
     call = ApiCall(id="a", name="f", arguments="{}")
-    messages = [ApiMessage(role="user", content="hi"), ApiMessage(role="assistant", calls=(call,))]
+    messages = [ApiMessage(role="user", content="hi"), ApiMessage(role="assistant", calls=[call])]
     messages += [ApiMessage(role="tool", content="x" * 300, call_id="a")] * 20_000
     began = time.process_time()
     state = Conversations(TOOL_FORMATS["tags"]).read(messages, None)

@@ -24,7 +24,7 @@ from tests.agent_trainers.gateway.programs import client_of
 
 CLIENT = Path(__file__).with_name("client_process.py")
 USER = [{"role": "user", "content": "hello"}]
-NUM_PROCESSES, NUM_SESSIONS, NUM_CALLS = 8, 8, 6
+NUM_PROCESSES, NUM_SESSIONS, NUM_CALLS = 4, 8, 6
 
 
 def ask(session, **options):
@@ -65,7 +65,7 @@ def test_no_episode_is_lost_or_mixed_when_clients_are_killed(scripted):
             doomed.append((processes[-1], group))
     for process, group in rng.sample(doomed, len(doomed)):
         num_calls = rng.randrange(NUM_CALLS)
-        wait_until(lambda: any(len(s._steps) >= num_calls for s in group))  # noqa: B023
+        wait_until(lambda: any(len(s._turns) >= num_calls for s in group))  # noqa: B023
         process.kill()
     ended = {word for p in processes for word in p.communicate(timeout=60)[0].split()}
     for group in groups:

@@ -13,7 +13,6 @@ from agent_envs import ConfigurationError, UnknownNameError
 from agent_trainers import Gateway
 from agent_trainers.gateway import SessionLimits
 from agent_trainers.policies.local import transformers_policy
-from agent_trainers.policies.policy import ScriptedPolicy
 from agent_trainers.trajectory import StopReason
 from tests.agent_trainers.gateway.programs import client_of, shared_client
 
@@ -39,20 +38,19 @@ def reply_with(text):
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"logit_bias": {"1": 5}}, "logit_bias"),
         ({"frequency_penalty": 0.5}, "frequency_penalty"),
-        ({"logprobs": True, "top_logprobs": 3}, "top_logprobs"),
+        ({"logprobs": True}, "logprobs"),
         ({"extra_body": {"guided_regex": "a"}}, "Unrecognized request argument .*: guided_regex"),
-        ({"n": 0}, "n: Input should be greater than or equal to 1"),
-        ({"n": 17}, "n can be 16 at most"),
+        ({"n": 2}, "n can only be 1"),
         ({"max_tokens": -1}, "max_tokens"),
         ({"messages": []}, "messages: List should have at least 1 item"),
         ({"messages": [{"role": "boss", "content": "x"}]}, r"messages\.0"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0"),
-        ({"messages": [{"role": "user"}]}, r"messages\.0\.user\.content"),
+        ({"messages": [{"role": "user", "content": 7}]}, r"messages\.0\.content"),
         (
             {"messages": [*USER, {"role": "assistant", "function_call": {"name": "add"}}]},
-            "messages.1.assistant.function_call: .*tool_calls",
+            "messages.1.function_call: .*tool_calls",
         ),
-        ({"messages": [*USER, {"role": "assistant", "audio": {"id": "1"}}]}, "1.assistant.audio"),
+        ({"messages": [*USER, {"role": "assistant", "audio": {"id": "1"}}]}, "1.audio"),
         ({"messages": [*USER, {"role": "function", "name": "add"}]}, r"messages\.1"),
         ({"tools": [{"type": "web_search"}]}, r"tools\.0"),
     ],
@@ -146,15 +144,6 @@ def test_malformed_schemas_are_described_or_refused(scripted, parameters, tool_f
     assert said in ("<add>1", "tools")
 
 
-def test_log_probabilities_are_those_of_the_sampled_tokens(gateway):
-    session = gateway.open(task_id="0")
-    content = ask(session, logprobs=True).choices[0].logprobs.content
-    (step,) = session.close().transitions
-    assert [token.logprob for token in content] == step.logprobs.tolist()
-    # the embedded policy's tokens are words; the last one ends the turn
-    assert " ".join(t.token for t in content[:-1]) == step.action
-
-
 @pytest.mark.parametrize(
     ("text", "content", "arguments"),
     [
@@ -246,8 +235,8 @@ def test_sessions_need_their_own_key(scripted):
     ]
     said = set()
     for base_url, key in attempts:
-        for path in ("chat/completions", "responses", "models", "models/x"):
-            method = "GET" if path.startswith("models") else "POST"
+        for path in ("chat/completions", "responses", "models"):
+            method = "GET" if path == "models" else "POST"
             reply = shared_client()._client.request(
                 method, f"{base_url}/{path}", headers={"authorization": f"Bearer {key}".encode()}
             )
@@ -315,28 +304,6 @@ def test_beyond_a_limit_calls_are_refused_and_the_episode_is_cut_off(
         assert last.truncated
         assert not last.terminated
         assert trajectory.final_prompt_ids == [*last.prompt_ids, *last.completion_ids]
-
-
-def test_each_choice_counts_as_a_call(scripted):
-    session = scripted(reply_with("x"), limits=SessionLimits(max_calls=2)).open(task_id="0")
-    with pytest.raises(openai.PermissionDeniedError, match="max_calls"):
-        ask(session, n=3)
-    assert len(ask(session, n=2).choices) == 2
-
-
-@pytest.mark.parametrize("num_tokens", [3, 4, 7, 30])
-@pytest.mark.parametrize("ends_itself", [False, True], ids=["sampling on", "ending itself"])
-def test_choices_share_what_the_session_has_left(policy, num_tokens, ends_itself):
-    player = policy if ends_itself else ScriptedPolicy(reply_with("a longer turn"))
-    with Gateway(player, limits=SessionLimits(max_tokens=num_tokens)) as gateway:
-        session = gateway.open(task_id="0")
-        ask(session, n=3)
-        lengths = session.close(0.0).lengths
-    assert len(lengths) == 3
-    assert min(lengths) >= 1
-    assert sum(lengths) <= num_tokens
-    if num_tokens < 10:  # else the policy may have ended its turns before
-        assert sum(lengths) == num_tokens
 
 
 def test_calls_at_once_share_what_the_session_has_left(scripted):
