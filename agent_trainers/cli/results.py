@@ -106,7 +106,7 @@ class SampleCollector(TrainerCallback):  # type: ignore[misc]
         self._batches.append(samples)
         if trainer.accelerator.is_main_process:
             folder = Path(trainer.args.output_dir) / "trajectories"
-            save_samples(folder / f"step_{step:06d}.parquet", samples, trainer.processing_class)
+            save_samples(folder / f"step_{step:06d}.jsonl.gz", samples)
             self.write_page()
 
     def collect_evaluated(self, label: str) -> None:

@@ -1,4 +1,4 @@
-"""Sample trajectories with the numbers of their training: tokens, rows, advantages; as Parquet."""
+"""Sample trajectories with the numbers of their training: tokens, rows, advantages."""
 
 import dataclasses
 import difflib
@@ -7,15 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from agent_envs.core.messages import Message
-from agent_envs.data.files import atomic_path
 from agent_trainers.batching.rows import Row
-from agent_trainers.trajectory import Trajectory, Transition
+from agent_trainers.trajectory import Trajectory, Transition, save_trajectories
 
 Floats = npt.NDArray[np.float32]
 
@@ -209,88 +208,22 @@ def _key(message: Message) -> str:
     return json.dumps(message, sort_keys=True, default=str)
 
 
-# Parquet stores UTF-8, without lone surrogates: those become question marks
-_TEXT: Final = ("task_id", "group_id", "stop_reason", "fork_reason", "context", "error_code",
-                "added", "dropped", "action", "tool_result", "reward_terms", "metrics",
-                "error", "signs")  # fmt: skip
-_INTEGERS: Final = ("optimiser_step", "sample", "turn", "row", "prompt_tokens")
-_REALS: Final = ("reward", "return", "seconds")
-_TOKEN_REALS: Final = ("logprobs", "advantages", "values", "ratios")
+def save_samples(path: str | Path, samples: Iterable[TrajectorySample]) -> None:
+    """Write samples as a trajectory file, which `load_trajectories` reads.
 
-
-def save_samples(path: str | Path, samples: Iterable[TrajectorySample], tokenizer: Any) -> None:
-    """Write samples as Parquet, one row per environment step, atomically.
-
-    Null is what was not measured or not trained. ``reward_terms`` and ``metrics`` are JSON;
-    ``added`` and ``dropped`` are the change of state, ``signs`` those of reward hacking; token
-    columns are lists with an entry per token of the action.
+    The ``info`` of a step also has ``training``, the fields of `StepTokens`, if it was trained on,
+    and ``signs`` of reward hacking, if there are any.
     """
-    import pyarrow as pa
-    import pyarrow.parquet
-
-    fields = {
-        **dict.fromkeys(_INTEGERS, pa.int64()),
-        **dict.fromkeys(_TEXT, pa.string()),
-        **dict.fromkeys(_REALS, pa.float64()),
-        "success": pa.bool_(),
-        "tokens": pa.list_(pa.string()),
-        "token_ids": pa.list_(pa.int64()),
-        "is_trained": pa.list_(pa.bool_()),
-        **dict.fromkeys(_TOKEN_REALS, pa.list_(pa.float32())),
-    }
-    records = [
-        _record(sample, number, turn, tokenizer)
-        for number, sample in enumerate(samples)
-        for turn in range(len(sample.trajectory.transitions))
-    ]
-    table = pa.Table.from_pylist(records, schema=pa.schema(list(fields.items())))
-    with atomic_path(path) as temporary:
-        pyarrow.parquet.write_table(table, temporary)
+    save_trajectories(path, map(_with_training, samples))
 
 
-def _record(sample: TrajectorySample, number: int, turn: int, tokenizer: Any) -> dict[str, Any]:
-    trajectory = sample.trajectory
-    transition = trajectory.transitions[turn]
-    change = state_change(trajectory, turn)
-    signs = dict.fromkeys(mark.sign for mark in sample.marks if mark.step in (turn, None))
-    record = {
-        "optimiser_step": sample.optimiser_step,
-        "sample": number,
-        "turn": turn + 1,
-        "task_id": trajectory.task_id,
-        "group_id": trajectory.group_id,
-        "added": _as_text(change.added),
-        "dropped": _as_text(change.dropped),
-        "action": transition.action,
-        "tool_result": transition.info.get("tool_result"),
-        "reward": transition.reward,
-        "reward_terms": json.dumps(transition.reward_terms, default=float),
-        "return": trajectory.return_,
-        "success": trajectory.success,
-        "metrics": json.dumps(trajectory.metrics, default=float),
-        "stop_reason": trajectory.stop_reason.value,
-        "error": trajectory.error,
-        "error_code": (transition.info.get("action") or {}).get("error"),
-        "signs": ", ".join(signs) or None,
-        "context": (transition.info.get("context") or {}).get("reason"),
-        "prompt_tokens": len(transition.prompt_ids),
-        "seconds": dict(enumerate(trajectory.step_seconds)).get(turn),
-        "tokens": [_clean(tokenizer.decode([token])) for token in transition.completion_ids],
-        "token_ids": transition.completion_ids,
-        "logprobs": np.asarray(transition.logprobs, np.float32).tolist(),
-    }
-    if sample.steps is not None:
-        record |= dataclasses.asdict(sample.steps[turn])
-    return {
-        name: _clean(value) if name in _TEXT and value is not None else value
-        for name, value in record.items()
-    }
-
-
-def _as_text(messages: Sequence[Message]) -> str | None:
-    lines = [f"[{message['role']}] {message.get('content', '')}" for message in messages]
-    return "\n".join(lines) or None
-
-
-def _clean(value: Any) -> str:
-    return str(value).encode("utf-8", "replace").decode("utf-8")
+def _with_training(sample: TrajectorySample) -> Trajectory:
+    transitions = []
+    for turn, transition in enumerate(sample.trajectory.transitions):
+        added: dict[str, Any] = {}
+        if sample.steps is not None:
+            added["training"] = dataclasses.asdict(sample.steps[turn])
+        if signs := [mark.sign for mark in sample.marks if mark.step in (turn, None)]:
+            added["signs"] = list(dict.fromkeys(signs))
+        transitions.append(dataclasses.replace(transition, info={**transition.info, **added}))
+    return dataclasses.replace(sample.trajectory, transitions=transitions)

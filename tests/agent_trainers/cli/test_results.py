@@ -4,13 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from agent_envs.data.records import read_records
 from agent_trainers.batching.collate import collate
 from agent_trainers.batching.rows import make_rows
 from agent_trainers.cli.results import SampleCollector, print_results
 from agent_trainers.experimental.hack_watch.watch import HackWatch
 from agent_trainers.monitoring.trajectory_samples import BatchRecord
-from agent_trainers.trajectory import StopReason, Trajectory, Transition
+from agent_trainers.trajectory import StopReason, Trajectory, Transition, load_trajectories
 
 
 class Words:
@@ -62,9 +61,11 @@ def test_a_sample_that_failed_after_its_first_step_is_shown_without_advantages(c
     assert collected.samples[1].steps[0].advantages == [0.5]
     page = (tmp_path / "trajectories.html").read_text(encoding="utf-8")
     assert "the site is down" in page
-    rows = read_records(tmp_path / "trajectories" / "step_000001.parquet")
-    assert [row["advantages"] for row in rows] == [None, [0.5]]
-    assert rows[1]["ratios"] == pytest.approx([2.0])
+    saved = load_trajectories(tmp_path / "trajectories" / "step_000001.jsonl.gz")
+    untrained, trained = (each.transitions[0].info for each in saved)
+    assert "training" not in untrained
+    assert trained["training"]["advantages"] == [0.5]
+    assert trained["training"]["ratios"] == pytest.approx([2.0])
 
 
 def test_samples_are_saved_of_the_first_step_the_last_and_every_so_many(collector, tmp_path):
@@ -73,7 +74,7 @@ def test_samples_are_saved_of_the_first_step_the_last_and_every_so_many(collecto
         state = SimpleNamespace(global_step=step, max_steps=12)
         collected.on_step_end(None, state, None)
     names = sorted(path.name for path in (tmp_path / "trajectories").iterdir())
-    assert names == [f"step_{step:06}.parquet" for step in (1, 5, 10, 12)]
+    assert names == [f"step_{step:06}.jsonl.gz" for step in (1, 5, 10, 12)]
 
 
 def test_the_page_has_the_first_batch_and_the_newest(collector):

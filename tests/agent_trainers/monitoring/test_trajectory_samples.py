@@ -1,15 +1,14 @@
-import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from agent_envs.data.records import read_records
 from agent_trainers.batching.collate import collate
 from agent_trainers.batching.rows import make_rows
 from agent_trainers.monitoring.trajectory_samples import (
     BatchRecord,
+    Mark,
     TrajectorySample,
     choose,
     save_samples,
@@ -17,18 +16,13 @@ from agent_trainers.monitoring.trajectory_samples import (
     step_tokens,
     trained_samples,
 )
-from agent_trainers.trajectory import StopReason, Trajectory, Transition
+from agent_trainers.trajectory import StopReason, Trajectory, Transition, load_trajectories
 
 ASK = {"role": "user", "content": "Who?"}
 CALL = {"role": "assistant", "content": "search a"}
 FOUND = {"role": "tool", "name": "search", "content": "a is b"}
 AGAIN = {"role": "assistant", "content": "search b"}
 MORE = {"role": "tool", "name": "search", "content": "b is c \ud800"}
-
-
-class Words:
-    def decode(self, ids):
-        return f"w{ids[0]}"
 
 
 def step(messages, prompt_ids, completion_ids, action, **changes):
@@ -128,28 +122,20 @@ def test_a_fork_names_its_reason(record):
     assert reasons == [None, None, "the context policy changed it: window: the last 1 turns"]
 
 
-def test_samples_are_read_back_from_parquet(record, tmp_path):
-    samples = trained_samples(record, [0], label="x", optimiser_step=7)
-    path = tmp_path / "step.parquet"
-    save_samples(path, samples, Words())
-    first, second, third = read_records(path)
-    assert (first["optimiser_step"], first["turn"], first["row"]) == (7, 1, 0)
-    assert (second["added"], second["dropped"]) == ("[tool] a is b", None)
-    assert third["dropped"] == "[assistant] search a\n[tool] a is b"
-    assert third["added"] == "[tool] b is c ?"  # no lone surrogates in Parquet
-    assert third["fork_reason"].endswith("window: the last 1 turns")
-    assert second["context"] == "window: the last 1 turns"
-    assert json.loads(first["reward_terms"]) == {"format": 0.25}
-    assert (first["tokens"], first["token_ids"]) == (["w3", "w4"], [3, 4])
-    assert first["advantages"] == [0.0, 1.0]
-    assert first["ratios"] is None
-    assert (first["return"], first["success"], third["seconds"]) == (0.75, True, 0.3)
-
-
-def test_an_untrained_sample_has_no_advantages(played, tmp_path):
-    path = tmp_path / "step.parquet"
-    save_samples(path, [TrajectorySample(label="x", trajectory=played, optimiser_step=0)], Words())
-    assert {row["advantages"] for row in read_records(path)} == {None}
+def test_samples_are_read_back_as_trajectories(record, played, tmp_path):
+    samples = trained_samples(
+        record, [0], label="x", optimiser_step=7,
+        find_marks=lambda _: [Mark(sign="length", step=1, seen="long")],
+    )  # fmt: skip
+    untrained = TrajectorySample(label="x", trajectory=played, optimiser_step=0)
+    save_samples(tmp_path / "step.jsonl.gz", [*samples, untrained])
+    trained, plain = load_trajectories(tmp_path / "step.jsonl.gz")
+    assert plain == played
+    first, second, third = (step.info for step in trained.transitions)
+    assert first["training"]["advantages"] == [0.0, 1.0]
+    assert first["training"]["ratios"] is None
+    assert third["training"]["fork_reason"].endswith("window: the last 1 turns")
+    assert (second["signs"], "signs" in first) == (["length"], False)
 
 
 def test_failures_and_successes_of_different_groups_come_first(played):
