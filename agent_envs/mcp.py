@@ -7,6 +7,7 @@ a file.
 
 import argparse
 import asyncio
+import contextlib
 import json
 import threading
 from collections import OrderedDict
@@ -30,7 +31,6 @@ OVER_TEXT: Final = f"The episode is over. Call {BEGIN} for the next task."
 NO_TURNS_TEXT: Final = f"No turn is left: the episode is over. Call {BEGIN} for the next task."
 FAILED_TEXT: Final = f"The environment failed: the episode is over. Call {BEGIN} for another task."
 NO_SESSION_TEXT: Final = "Episodes need a session: begin with the initialize handshake."
-OBSERVATION_URI: Final = "episode://observation"
 MAX_SESSIONS: Final = 256
 _OWN_TOOLS: Final[tuple[dict[str, Any], ...]] = (
     {
@@ -70,27 +70,18 @@ class Session:
         self._lock = threading.Lock()
         self.turn = asyncio.Lock()
         """For a server: waiting calls need no thread each."""
-        self.observation = ""
-        """The last observation."""
         self._reset(seed=seed)
         self._is_fresh = True
 
     @property
     def tools(self) -> list[dict[str, Any]]:
         """The tools that may be called now: name, description and schema of the arguments."""
-        offered = [tool.schema["function"] for tool in self._base.tools.values()]
-        return [
-            *_OWN_TOOLS,
-            *(
-                {
-                    "name": each["name"],
-                    "description": each["description"],
-                    "input_schema": each["parameters"],
-                }
-                for each in offered
-                if each["name"] not in (BEGIN, ANSWER)
-            ),
+        offered = [
+            {"name": name, "description": tool.description, "input_schema": tool.parameters}
+            for name, tool in self._base.tools.items()
+            if name not in (BEGIN, ANSWER)
         ]
+        return [*_OWN_TOOLS, *offered]
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> Reply:
         """Run a call, one at a time."""
@@ -119,23 +110,23 @@ class Session:
             except ConfigurationError as error:
                 return Reply(str(error), is_error=True)
         self._is_fresh = False
-        return Reply(self.observation)
+        return Reply(self._observation)
 
     def _reset(self, **arguments: Any) -> None:
-        self.observation, self._info = self._env.reset(**arguments)
+        self._observation, self._info = self._env.reset(**arguments)
         self._is_over = False
         self._totals: dict[str, float] = {}
 
     def _step(self, action: str) -> Reply:
         self._is_fresh = False
         try:
-            self.observation, _, terminated, truncated, self._info = self._env.step(action)
+            observation, _, terminated, truncated, self._info = self._env.step(action)
         except Exception as error:  # noqa: BLE001 - of any environment; it is logged
             self._end_episode(f"{type(error).__name__}: {error}")
             return Reply(FAILED_TEXT, is_error=True)
         for term, value in self._info["reward_terms"].items():
             self._totals[term] = self._totals.get(term, 0.0) + value
-        parts = [self.observation] if self.observation else []
+        parts = [observation] if observation else []
         if terminated or truncated:
             parts.append(OVER_TEXT if terminated else NO_TURNS_TEXT)
             self._end_episode("terminated" if terminated else "truncated")
@@ -209,11 +200,9 @@ class EnvironmentServer:
             instructions=f"Call {BEGIN} for a task, and {ANSWER} to answer it.",
             on_list_tools=self._list_tools,
             on_call_tool=self._call_tool,
-            on_list_resources=self._list_resources,
-            on_read_resource=self._read_resource,
         )
         if over_http:
-            # The newest protocol (2026-07-28) has no sessions: this refusal makes clients fall back
+            # The newer protocol has no session, so no episode: its clients are led
             # to the older one.
             server.add_request_handler("server/discover", types.RequestParams, _refuse)
         return server
@@ -239,30 +228,11 @@ class EnvironmentServer:
         session = await self._find(context)
         arguments = dict(asked.arguments or {})
         async with session.turn:
-            before = session.tools
             reply = await to_thread.run_sync(
                 session.call, asked.name, arguments, limiter=self._threads
             )
-        if session.tools != before:
-            await context.session.send_tool_list_changed()
-        content = types.TextContent(text=_sendable(reply.text))
-        return types.CallToolResult(content=[content], is_error=reply.is_error)
-
-    async def _list_resources(self, context: Any, _: Any) -> Any:
-        from mcp import types
-
-        about = {"name": "observation", "uri": OBSERVATION_URI, "mime_type": "text/plain"}
-        return types.ListResourcesResult(resources=[types.Resource(**about)])
-
-    async def _read_resource(self, context: Any, asked: Any) -> Any:
-        import mcp
-        from mcp import types
-
-        if str(asked.uri) != OBSERVATION_URI:
-            raise mcp.MCPError(types.INVALID_PARAMS, f"There is only {OBSERVATION_URI}.")
-        text = _sendable((await self._find(context)).observation)
-        contents = types.TextResourceContents(uri=OBSERVATION_URI, text=text)
-        return types.ReadResourceResult(contents=[contents])
+        text = reply.text.encode("utf-8", "replace").decode()
+        return types.CallToolResult(content=[types.TextContent(text=text)], is_error=reply.is_error)
 
     def _make(self) -> Session:
         env: gym.Env[str, str] = gym.make(self._id, tool_format="openai", **self._kwargs)
@@ -278,10 +248,6 @@ async def _refuse(*_: Any) -> Any:
     raise mcp.MCPError(types.METHOD_NOT_FOUND, NO_SESSION_TEXT)
 
 
-def _sendable(text: str) -> str:
-    return text.encode("utf-8", "replace").decode()
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command: serve on stdio, or over streamable HTTP with ``--port``."""
     parser = argparse.ArgumentParser(prog="python -m agent_envs.mcp", description=__doc__)
@@ -295,33 +261,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with errors_of_one_line("mcp"):
         kwargs = json_object(options.env_kwargs, "--env_kwargs")
         environments = EnvironmentServer(options.env, kwargs, seed=options.seed, log=options.log)
-    try:
+    with contextlib.closing(environments):
+        server = environments.build(over_http=options.port is not None)
         if options.port is None:
-            _serve_stdio(environments.build(over_http=False))
+            asyncio.run(_serve_stdio(server))
         else:
-            _serve_http(environments.build(over_http=True), options.host, options.port)
-    finally:
-        environments.close()
+            import uvicorn
+
+            app = server.streamable_http_app(host=options.host, max_sessions=MAX_SESSIONS)
+            uvicorn.run(
+                app, host=options.host, port=options.port, log_level="warning", access_log=False
+            )
 
 
-def _serve_stdio(server: "Server") -> None:
-    import anyio
+async def _serve_stdio(server: "Server") -> None:
     from mcp import stdio_server
-    from mcp.server.lowlevel import NotificationOptions
 
-    async def run() -> None:
-        options = server.create_initialization_options(NotificationOptions(tools_changed=True))
-        async with stdio_server() as (reading, writing):
-            await server.run(reading, writing, options)
-
-    anyio.run(run)
-
-
-def _serve_http(server: "Server", host: str, port: int) -> None:
-    import uvicorn
-
-    app = server.streamable_http_app(host=host, max_sessions=MAX_SESSIONS)
-    uvicorn.run(app, host=host, port=port, log_level="warning", access_log=False)
+    async with stdio_server() as (reading, writing):
+        await server.run(reading, writing, server.create_initialization_options())
 
 
 if __name__ == "__main__":

@@ -10,10 +10,8 @@ server itself validates the values of arguments.
 """
 
 import contextlib
-import functools
 import json
 import logging
-import math
 import os
 import re
 import shlex
@@ -45,16 +43,12 @@ DEAD_TEXT: Final = (
     "The server of the tool '{name}' gave no answer. The next call connects again; the effects of "
     "earlier calls may be lost."
 )
-CHANGED_TEXT: Final = "\n[The server's tools have changed. There are now: {tools}.]"
-NO_TEXT: Final = "(no text)"
 MAX_DESCRIPTION_CHARS: Final = 2_000
 MAX_SCHEMA_CHARS: Final = 20_000
-CONNECT_SECONDS: Final = 20.0
-LIST_SECONDS: Final = 10.0
 MAX_PAGES: Final = 20
 MAX_TOOLS: Final = 128
-_GRACE_SECONDS: Final = CONNECT_SECONDS + LIST_SECONDS
-"""Time of a call beyond its timeout: to connect, and to check whether the server is alive."""
+CONNECT_SECONDS: Final = 20.0
+LIST_SECONDS: Final = 10.0
 _MAX_LOG_CHARS: Final = 500
 _LOGGER: Final = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -107,60 +101,62 @@ class McpSession:
         self._token = None if server.token_env is None else _variable(server.token_env)
         self._lock = threading.Lock()
         self._connection: tuple[int, mcp.Client, weakref.finalize[..., Any]] | None = None
-        self._was_called = self._tools_have_changed = False
+        self._was_called = False
         self._listed: list[mcp.Tool] | None = None
         try:
             self._list_tools()
-        except _ServerFailed as error:
-            raise ConfigurationError(f"The MCP server cannot be used: {error}") from error
+        except Exception as error:
+            raise ConfigurationError(
+                f"The MCP server {server.server} cannot be used: {error}"
+            ) from error
 
     def begin_episode(self) -> None:
         """Begin a new session with the server if the last episode may have changed something."""
-        if self.server.shared:
+        if not self._was_called or self.server.shared:
             return
-        if self._was_called:
-            self._disconnect()
-            self._was_called = False
+        self._disconnect()
         try:
             self._list_tools()
-        except _ServerFailed as error:  # the next call reports it to the model
-            _LOGGER.warning("%s", error)
+        except Exception as error:  # noqa: BLE001 - the next call reports it to the model
+            _LOGGER.warning("%s: %s", self.server.server, error)
 
     def close(self) -> None:
         """End the session unless it is shared."""
         if not self.server.shared:
-            self._disconnect(wait=True)
-            self._was_called = False
+            self._disconnect()
 
     def call(self, tool: "McpTool", arguments: Mapping[str, Any]) -> ToolResult:
         """Call a tool; all errors are results."""
+        from mcp import MCPError, types
+
         # what JSON cannot represent, half of a surrogate pair, is replaced
         sent = json.loads(json.dumps(arguments, ensure_ascii=False).encode("utf-8", "replace"))
         self._was_called = True
-        request = functools.partial(_call_tool, tool.name_there, sent)
+        parameters = types.CallToolRequestParams(name=tool.name_there, arguments=sent)
+        request = types.CallToolRequest(params=parameters)
+
+        # Not `client.call_tool`, which checks results against the server's own schema: its patterns
+        # could block every session of this process.
+        async def call(client: "mcp.Client") -> Any:
+            return await client.session.send_request(request, types.CallToolResult)
+
         try:
-            result = _read(self._request(request, self.server.timeout))
-        except (TimeoutError, _ServerRefused) as error:
-            if isinstance(error, TimeoutError):
-                text = TOOL_TIMEOUT_TEXT.format(name=tool.name, timeout=self.server.timeout)
-                result = ToolResult(text, error="tool_timeout", exception=str(error))
-            else:
-                result = ToolResult(str(error), error="tool_error")
-            try:
-                self._request(_list, LIST_SECONDS)  # is the server alive?
-            except _FAILURES:
-                return self._dead(tool, error)
-        except _ServerFailed as error:
-            return self._dead(tool, error)
-        if not self._tools_have_changed:
-            return result
-        before = self.tools
-        with contextlib.suppress(_ServerFailed):  # the next call reports it
-            self._list_tools()
-        if self.tools is before:
-            return result
-        text = CHANGED_TEXT.format(tools=", ".join(map(_signature, self.tools)) or "none")
-        return ToolResult(result.content + text, data=result.data, error=result.error)
+            return _read(self._request(call, self.server.timeout))
+        except TimeoutError as error:
+            text = TOOL_TIMEOUT_TEXT.format(name=tool.name, timeout=self.server.timeout)
+            result = ToolResult(text, error="tool_timeout", exception=str(error))
+        except MCPError as error:
+            result = ToolResult(str(error), error="tool_error")
+        except Exception as error:  # noqa: BLE001 - of any library below
+            _LOGGER.warning("%s: %s", self.server.server, error)
+            result = ToolResult(DEAD_TEXT.format(name=tool.name), error="tool_error")
+        try:
+            self._request(_list, LIST_SECONDS)  # is the server alive?
+        except Exception as error:  # noqa: BLE001
+            self._disconnect()
+            text = DEAD_TEXT.format(name=tool.name)
+            return ToolResult(text, error="tool_error", exception=f"{error!r}")
+        return result
 
     def __getstate__(self) -> dict[str, Any]:
         """Save nothing: the state of the server is not accessible."""
@@ -171,34 +167,24 @@ class McpSession:
             )
         return {}
 
-    def _dead(self, tool: "McpTool", error: Exception) -> ToolResult:
-        _LOGGER.warning("%s: %s", self.server.server, error)
-        self._disconnect()
-        text = DEAD_TEXT.format(name=tool.name)
-        return ToolResult(text, error="tool_error", exception=str(error))
-
     def _list_tools(self) -> None:
         """List the tools, on a new connection if the present one fails."""
-        was_connected, self._tools_have_changed = self._connection is not None, False
+        was_connected = self._connection is not None
         try:
             listed = self._request(_list, LIST_SECONDS)
-        except _FAILURES as error:
+        except Exception:
             self._disconnect()
-            if was_connected:
-                return self._list_tools()
-            raise _ServerFailed(f"{self.server.server}: {error}") from error
+            if not was_connected:
+                raise
+            listed = self._request(_list, LIST_SECONDS)
         if listed != self._listed:
             self._listed = listed
             tools = [McpTool(tool, self) for tool in listed]
-            for tool in filter(_is_too_large, tools):
-                _LOGGER.warning("%s: the schema of %s is too long", self.server.server, tool.name)
-            self.tools = tuple(tool for tool in tools if not _is_too_large(tool))
-        return None
+            is_small = [len(json.dumps(tool.parameters)) <= MAX_SCHEMA_CHARS for tool in tools]
+            self.tools = tuple(tool for tool, fits in zip(tools, is_small, strict=True) if fits)
 
     def _request(self, send: "Callable[[mcp.Client], Awaitable[_T]]", seconds: float) -> _T:
         import anyio
-        import mcp
-        from mcp.types import REQUEST_TIMEOUT
 
         with self._lock:
             if self._connection is None or self._connection[0] != os.getpid():  # or a fork
@@ -209,54 +195,32 @@ class McpSession:
             with anyio.fail_after(seconds):
                 return await send(client)
 
-        try:
-            with _portals as portal:
-                return portal.call(limited)
-        except mcp.MCPError as error:
-            if error.code == REQUEST_TIMEOUT:
-                raise TimeoutError(str(error)) from error
-            raise _ServerRefused(str(error)) from error
-        except TimeoutError:
-            raise
-        except Exception as error:
-            raise _ServerFailed(f"{type(error).__name__}: {error}") from error
+        with _portals as portal:
+            return portal.call(limited)
 
     def _connect(self) -> "tuple[mcp.Client, weakref.finalize[..., Any]]":
-        import mcp
-
         errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - closed by `_end`
-        on_message = functools.partial(_on_message, weakref.ref(self))
-        # A session needs the older handshake: the newer protocol (2026-07-28) has none.
-        for mode in ("legacy", "auto"):
-            stack = contextlib.ExitStack()
-            try:
-                portal = stack.enter_context(_portals)
-                connected = self._client(mode, errors, on_message)
-                client = stack.enter_context(portal.wrap_async_context_manager(connected))
-            except Exception as error:  # noqa: BLE001 - of any library below; it is reported
-                stack.close()
-                problem = f"{type(error).__name__}: {error}"
-                if not isinstance(error, mcp.MCPError):
-                    break
-            else:
-                return client, weakref.finalize(self, _end, os.getpid(), stack, errors)
-        errors.seek(0)
-        log = errors.read()[-_MAX_LOG_CHARS:].strip()
-        errors.close()
-        raise _ServerFailed(f"{problem} - it wrote: {log}" if log else problem)
+        stack = contextlib.ExitStack()
+        try:
+            portal = stack.enter_context(_portals)
+            client = stack.enter_context(portal.wrap_async_context_manager(self._client(errors)))
+        except Exception as error:
+            stack.close()
+            errors.seek(0)
+            log = errors.read()[-_MAX_LOG_CHARS:].strip()
+            errors.close()
+            raise ConnectionError(f"{type(error).__name__}: {error}. {log}") from error
+        return client, weakref.finalize(self, _end, os.getpid(), stack, errors)
 
     @contextlib.asynccontextmanager
-    async def _client(
-        self, mode: str, errors: IO[str], on_message: Callable[[Any], Awaitable[None]]
-    ) -> "AsyncIterator[mcp.Client]":
+    async def _client(self, errors: IO[str]) -> "AsyncIterator[mcp.Client]":
         import anyio
         import httpx2
         import mcp
         from mcp.client.streamable_http import streamable_http_client
 
         async with contextlib.AsyncExitStack() as stack:
-            until = anyio.current_time() + CONNECT_SECONDS
-            scope = stack.enter_context(anyio.CancelScope(deadline=until))
+            scope = stack.enter_context(anyio.move_on_after(CONNECT_SECONDS))
             transport: Any
             if self.server.server.startswith(("http://", "https://")):
                 headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
@@ -269,23 +233,21 @@ class McpSession:
                     command=command, args=arguments, env=self._variables
                 )
                 transport = mcp.stdio_client(process, errlog=errors)
-            client = mcp.Client(transport, mode=mode, message_handler=on_message)
+            # A session needs the older handshake: the newer protocol (2026-07-28) has none.
+            client = mcp.Client(transport, mode="legacy")
             await stack.enter_async_context(client)
-            scope.deadline = math.inf
+            scope.deadline = float("inf")
             yield client
             return
         raise TimeoutError(f"no connection within {CONNECT_SECONDS:g} seconds")
 
-    def _disconnect(self, *, wait: bool = False) -> None:
-        """End the connection, if there is one; in the background unless `wait`."""
+    def _disconnect(self) -> None:
+        """End the connection, if there is one."""
+        self._was_called = False
         with self._lock:
             connection, self._connection = self._connection, None
-        if connection is None or connection[0] != os.getpid():
-            return
-        if wait:
+        if connection is not None:
             connection[2]()
-        else:
-            threading.Thread(target=connection[2], daemon=True, name="mcp-end").start()
 
 
 class McpTool(Tool):
@@ -297,7 +259,8 @@ class McpTool(Tool):
         self.name = re.sub(r"[^A-Za-z0-9_-]", "_", listed.name)[:64] or "tool"
         description = (listed.description or listed.title or self.name).strip()
         self.description = description[:MAX_DESCRIPTION_CHARS]
-        self.timeout = session.server.timeout + _GRACE_SECONDS
+        # A call may have to connect, and to check whether the server is alive.
+        self.timeout = session.server.timeout + CONNECT_SECONDS + LIST_SECONDS
         self.stateful = not session.server.shared
         self.max_result_chars = session.server.max_result_chars
         self.function: Callable[..., ToolResult] = session.call
@@ -316,11 +279,13 @@ class McpTool(Tool):
         Raises:
             ValueError: If one is missing, or not an argument of this tool.
         """
+        known = self.parameters["properties"]
         problems = [f"'{n}' is missing" for n in self.parameters["required"] if n not in arguments]
-        if self._is_closed:
-            known = self.parameters["properties"]
-            unknown = [name for name in arguments if name not in known]
-            problems += [f"'{name}' is not an argument of this tool" for name in unknown]
+        problems += [
+            f"'{name}' is not an argument of this tool"
+            for name in arguments
+            if self._is_closed and name not in known
+        ]
         if problems:
             raise ValueError("; ".join(problems))
         return dict(arguments)
@@ -330,15 +295,6 @@ class McpTool(Tool):
         return self._cut(call_with_deadline(lambda: self.function(self, arguments), self.timeout))
 
 
-class _ServerFailed(Exception):
-    """There is no connection with the server, or it broke."""
-
-
-class _ServerRefused(Exception):
-    """The server answered with an error of the protocol."""
-
-
-_FAILURES: Final = (_ServerFailed, _ServerRefused, TimeoutError)
 _SHARED: Final[dict[tuple[McpServer, int], McpSession]] = {}
 _SHARED_LOCK: Final = threading.Lock()
 
@@ -364,22 +320,6 @@ def _end(process: int, stack: contextlib.ExitStack, errors: IO[str]) -> None:
         errors.close()
 
 
-async def _on_message(session: "weakref.ref[McpSession]", message: Any) -> None:
-    known, method = session(), getattr(message, "method", "")
-    if known is not None and method == "notifications/tools/list_changed":
-        known._tools_have_changed = True
-
-
-async def _call_tool(name: str, arguments: dict[str, Any], client: "mcp.Client") -> Any:
-    from mcp import types
-
-    # Not `client.call_tool`, which checks results against the server's own schema: its patterns
-    # could block every session of this process.
-    parameters = types.CallToolRequestParams(name=name, arguments=arguments)
-    request = types.CallToolRequest(params=parameters)
-    return await client.session.send_request(request, types.CallToolResult)
-
-
 async def _list(client: "mcp.Client") -> "list[mcp.Tool]":
     tools, cursor = [], None
     for _ in range(MAX_PAGES):
@@ -397,25 +337,15 @@ def _variable(name: str) -> str:
     return os.environ[name]
 
 
-def _is_too_large(tool: Tool) -> bool:
-    return len(json.dumps(tool.parameters)) > MAX_SCHEMA_CHARS
-
-
-def _signature(tool: Tool) -> str:
-    return f"{tool.name}({', '.join(tool.parameters['properties'])})"
-
-
 def _parameters(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return a schema whose top level is as formats expect it, whatever a server has sent."""
-    given, required = schema.get("properties"), schema.get("required")
+    given, names = schema.get("properties"), schema.get("required")
     given = given if isinstance(given, dict) else {}
-    names = required if isinstance(required, list) else []
-    required = {name for name in names if isinstance(name, str)}
+    required = names if isinstance(names, list) else []
+    properties = {name: each if isinstance(each, dict) else {} for name, each in given.items()}
     return {
         "type": "object",
-        "properties": {
-            name: each if isinstance(each, dict) else {} for name, each in given.items()
-        },
+        "properties": properties,
         "required": [name for name in given if name in required],
         **{k: schema[k] for k in ("$defs", "definitions") if isinstance(schema.get(k), dict)},
     }
@@ -426,21 +356,12 @@ def _read(result: "mcp.types.CallToolResult") -> ToolResult:
     parts = [_read_block(block) for block in result.content]
     if not parts and result.structured_content is not None:
         parts = [json.dumps(result.structured_content, ensure_ascii=False)]
-    text = "\n".join(parts) or NO_TEXT
     error = "tool_error" if result.is_error else None
-    return ToolResult(text, data=result.structured_content, error=error)
+    return ToolResult("\n".join(parts) or "(no text)", data=result.structured_content, error=error)
 
 
 def _read_block(block: Any) -> str:
-    match block.type:
-        case "text":
-            return str(block.text)
-        case "image" | "audio":
-            return f"[{block.type}: {block.mime_type}, {len(block.data) * 3 // 4:,} bytes]"
-        case "resource_link":
-            return f"[resource: {block.name}, {block.uri}]"
-        case _:
-            resource = block.resource
-            if hasattr(resource, "text"):
-                return str(resource.text)
-            return f"[resource: {resource.uri}, {len(resource.blob) * 3 // 4:,} bytes]"
+    content = getattr(block, "resource", block)
+    if hasattr(content, "text"):
+        return str(content.text)
+    return f"[{block.type}: {getattr(content, 'uri', None) or content.mime_type}]"

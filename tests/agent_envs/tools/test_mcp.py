@@ -91,8 +91,8 @@ def env(server):
         ("fail", {}, "the disk is full", "tool_error"),
         ("structure", {}, '{"rows": [1, 2]}', None),
         ("echo", {"self": "a", "name": "b \ud800"}, "echo [('name', 'b ?'), ('self', 'a')]", None),
-        ("picture", {}, "Look:\n[image: image/png, 3,000 bytes]\n[audio: audio/wav, 3,000 bytes]\n"
-         "[resource: log, file:///log]\n[resource: file:///b, 3,000 bytes]\ninside", None),
+        ("picture", {}, "Look:\n[image: image/png]\n[audio: audio/wav]\n"
+         "[resource_link: file:///log]\n[resource: file:///b]\ninside", None),
         ("bad_name__x_", {"b": 1}, "bad name/<x> [('b', 1)]", None),
         ("endless", {"x": 1}, "endless [('x', 1)]", None),
         ("doubling", {"x": 1}, "doubling [('x', 1)]", None),
@@ -189,17 +189,6 @@ def test_a_timeout_is_an_observation_and_keeps_the_session(http):
         assert error == "tool_timeout"
         assert "within 0.5 seconds" in observation
         assert call(env, "count")[0] == "2"
-
-
-def test_new_tools_are_offered_from_the_next_turn_on():
-    with made(McpServer(COMMAND)) as env:
-        assert call(env, "new_tool")[1] == "unknown_tool"
-        grown = call(env, "grow")[0]
-        if "new_tool" not in env.tools:  # the notice may come after the result
-            grown = call(env, "count")[0]
-        assert "The server's tools have changed" in grown
-        assert "new_tool()" in grown
-        assert call(env, "new_tool") == ("new_tool []", None)
 
 
 def test_tools_of_a_server_replace_no_other_tool(http):
