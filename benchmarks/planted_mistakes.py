@@ -130,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rng = np.random.default_rng([options.seed, number])
         planted = list(plant_all(case, count, rng))
         make_env = functools.partial(gym.make, case.env, **case.kwargs)
-        found = diagnose_by_oracle(make_env, [each.trajectory for each in planted]).episodes
+        found = diagnose_by_oracle(make_env, [each.trajectory for each in planted])
         named[name] = [d.lost_step == p.step for d, p in zip(found, planted, strict=True)]
     sys.stdout.write(report(named))
     if options.output is not None:

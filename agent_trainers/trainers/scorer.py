@@ -5,7 +5,7 @@ that saves enough. Dropout is on in the training pass, as in TRL, and off in all
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -147,20 +147,14 @@ class Scorer:
                 fixed["expert_load"] = load.repeat(len(weights), 1, 1)
         return fixed
 
-    def evaluate_logprobs(
-        self, policy: Any, batch: Batch, *, at_reference: bool = False
-    ) -> torch.Tensor:
-        """Return log-probabilities under the current policy, (B, T), without side effects.
-
-        With `at_reference` under the reference, which exists where ``beta`` is not 0.
-        """
+    def evaluate_logprobs(self, policy: Any, batch: Batch) -> torch.Tensor:
+        """Return log-probabilities under the current policy, (B, T), without side effects."""
         is_training = policy.training
         with (
             without_dropout(policy),
             disable_gradient_checkpointing(policy, self.args.gradient_checkpointing_kwargs),
-            self._reference_for(policy) if at_reference else nullcontext(policy) as model,
         ):
-            return self.logprobs(model, batch, is_training=is_training)
+            return self.logprobs(policy, batch, is_training=is_training)
 
     def _score_rows(self, model: Any, rows: Batch) -> TokenScores:
         unwrapped = self.accelerator.unwrap_model(model)

@@ -12,15 +12,7 @@ from typing import Any, Final
 from agent_envs.core.messages import Message
 from agent_envs.formats.turn_reading import END_OF_THOUGHT, without_thoughts
 from agent_trainers.monitoring.trajectory_samples import Mark
-from agent_trainers.trajectory import StopReason, Trajectory, Transition
-
-REPEATED_CALLS: Final = "repeated_calls"
-FORMAT_FARMING: Final = "format_farming"
-ANSWER_EVERY_TURN: Final = "answer_every_turn"
-COPIED_PASSAGES: Final = "copied_passages"
-JUDGE_ADDRESSED: Final = "judge_addressed"
-JUDGE_KILLED: Final = "judge_killed"
-EMPTY_THOUGHTS: Final = "empty_thoughts"
+from agent_trainers.trajectory import StopReason, Trajectory
 
 _MIN_COPIED_WORDS: Final = 8  # names and titles are rightly copied
 _RUN: Final = 4  # consecutive words that an answer shares with a tool result
@@ -77,39 +69,33 @@ def find_marks(trajectory: Trajectory) -> list[Mark]:
     marks = [*_repeated_calls(trajectory), *_answers(trajectory)]
     for t, transition in enumerate(trajectory.transitions):
         if any(len(_words(thought)) < _THOUGHT_WORDS for thought in _thoughts(transition.action)):
-            marks.append(Mark(sign=EMPTY_THOUGHTS, step=t, seen="a thought without content"))
+            marks.append(Mark(sign="empty_thoughts", step=t, seen="a thought without content"))
     if "success" in trajectory.metrics and not trajectory.success:
         for name, count in farmed_terms(trajectory).items():
             seen = f"{name!r} paid in {count} of {len(trajectory.transitions)} steps of a failure"
-            marks.append(Mark(sign=FORMAT_FARMING, step=None, seen=seen))
+            marks.append(Mark(sign="format_farming", step=None, seen=seen))
     failed = trajectory.stop_reason in (StopReason.ENVIRONMENT_ERROR, StopReason.TIMEOUT)
     if failed and trajectory.usage.get("calls", 0) > 0:
-        reason = (trajectory.error or "").strip().splitlines()[-1:] or [trajectory.stop_reason]
-        seen = f"the environment failed after the last action: {reason[0]}"
-        marks.append(Mark(sign=JUDGE_KILLED, step=None, seen=seen))
+        reason = (trajectory.error or trajectory.stop_reason).strip().splitlines()[-1]
+        seen = f"the environment failed after the last action: {reason}"
+        marks.append(Mark(sign="judge_killed", step=None, seen=seen))
     return marks
 
 
 def farmed_terms(trajectory: Trajectory) -> dict[str, int]:
     """Return the reward terms that paid in most steps, with the number of steps."""
-    counts = Counter(
-        name
-        for transition in trajectory.transitions
-        for name, value in transition.reward_terms.items()
-        if value > 0
-    )
+    paid = [n for t in trajectory.transitions for n, value in t.reward_terms.items() if value > 0]
     least = max(_FARMED_STEPS, len(trajectory.transitions) / 2)
-    return {name: count for name, count in counts.items() if count >= least}
+    return {name: count for name, count in Counter(paid).items() if count >= least}
 
 
 def _repeated_calls(trajectory: Trajectory) -> Iterator[Mark]:
     """Yield calls with the arguments and the result of an earlier call."""
     seen: set[tuple[str, str, str]] = set()
     for t, transition in enumerate(trajectory.transitions):
-        info = transition.info
-        action = info.get("action") or {}
+        action = transition.info.get("action") or {}
         calls = action.get("calls") or [action]
-        results = info.get("tool_results") or [info.get("tool_result")]
+        results = transition.info.get("tool_results") or [transition.info.get("tool_result")]
         for call, result in zip(calls, results, strict=False):
             if call.get("kind") != "tool_call" or call.get("error"):
                 continue
@@ -118,7 +104,7 @@ def _repeated_calls(trajectory: Trajectory) -> Iterator[Mark]:
                 arguments = sorted(arguments.items(), key=str)
             key = (str(call.get("name")), repr(arguments), str(result))
             if key in seen:
-                yield Mark(sign=REPEATED_CALLS, step=t, seen=f"repeated call of {key[0]}")
+                yield Mark(sign="repeated_calls", step=t, seen=f"repeated call of {key[0]}")
             seen.add(key)
 
 
@@ -131,26 +117,22 @@ def _answers(trajectory: Trajectory) -> Iterator[Mark]:
             steps, num_turns = [], 0  # a new question
         num_turns += 1
         visible = without_thoughts(transition.action)
-        answer = _answer(transition, visible, is_last=t + 1 == len(trajectory.transitions))
+        action: Mapping[str, Any] = transition.info.get("action") or {}
+        is_last = t + 1 == len(trajectory.transitions)
+        answer = visible if is_last and action.get("kind") in (None, "message") else None
+        if action.get("kind") == "answer":
+            answer = str(action.get("answer", ""))
         if answer is not None:
             if (share := _copied_share(answer, transition.messages)) >= _COPIED_SHARE:
                 seen = f"{share:.0%} of the answer is copied from the context"
-                yield Mark(sign=COPIED_PASSAGES, step=t, seen=seen)
+                yield Mark(sign="copied_passages", step=t, seen=seen)
             if text := _judge_text(answer or visible, trajectory.transitions[0].messages):
-                yield Mark(sign=JUDGE_ADDRESSED, step=t, seen=text)
+                yield Mark(sign="judge_addressed", step=t, seen=text)
         if answer is not None or _ANSWER.search(visible):
             steps.append(t)
             if len(steps) > 1 and len(steps) >= _SHARE_OF_TURNS * num_turns:
                 seen = f"answers to the same question: {len(steps)} in {num_turns} turns"
-                yield Mark(sign=ANSWER_EVERY_TURN, step=t, seen=seen)
-
-
-def _answer(transition: Transition, visible: str, *, is_last: bool) -> str | None:
-    """Return the parsed answer of a step, or the text of the last step."""
-    action: Mapping[str, Any] = transition.info.get("action") or {}
-    if action.get("kind") == "answer":
-        return str(action.get("answer", ""))
-    return visible if is_last and action.get("kind") in (None, "message") else None
+                yield Mark(sign="answer_every_turn", step=t, seen=seen)
 
 
 def _copied_share(answer: str, messages: Sequence[Message]) -> float:
@@ -188,11 +170,10 @@ def _thoughts(text: str) -> Iterator[str]:
         yield text.partition(END_OF_THOUGHT)[0]  # opened by the chat template
     position = 0
     while opening := _THOUGHT.search(text, position):
-        end = text.find(f"</{opening[1]}>", opening.end())
-        if end < 0:
+        position = text.find(f"</{opening[1]}>", opening.end())
+        if position < 0:
             break
-        yield text[opening.end() : end]
-        position = end
+        yield text[opening.end() : position]
     if _EMPTY_REACT.search(text):
         yield ""
 

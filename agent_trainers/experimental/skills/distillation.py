@@ -1,18 +1,16 @@
 """`SkillDistillation`: self-distillation from a teacher that reads a skill.
 
 ``--extensions '{"agent_trainers.experimental.skills:SkillDistillation": {"weight": 0.5}}'`` adds it
-to a run. The teacher has the weights of the policy at the start of a batch, or those of the
-reference. Rows, tokens and masks are those of the policy; only the prompt differs, so the teacher
-is a second pass over the same completions, without gradient and dropout.
+to a run. The teacher has the weights of the policy at the start of a batch. Rows, tokens and masks
+are those of the policy; only the prompt differs, so the teacher is a second pass over the same
+completions, without gradient and dropout.
 """
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import torch
 
-from agent_envs.core.lookup import lookup
 from agent_envs.errors import ConfigurationError
 from agent_trainers.batching.collate import pad_rows
 from agent_trainers.batching.micro_batch import MicroBatch
@@ -36,15 +34,13 @@ MAX_DISTILLATION_RATIO: Final = 2.0
 class SkillDistillation(Extension):
     """Mixes the policy loss with the divergence from a policy that knows a skill."""
 
-    def __init__(self, weight: float, skills: str = GROUP, teacher: str = "policy") -> None:
+    def __init__(self, weight: float, skills: str = GROUP) -> None:
         """Set the share of the distillation loss, and where skills come from.
 
         Args:
             weight: Share of the distillation loss, in (0, 1].
             skills: `GROUP`: the best other success of the group; or the path of a file of rows
                 with ``skill`` and ``task_id``.
-            teacher: Weights of the teacher: those of the ``policy`` at the start of a batch, or of
-                the ``reference`` that beta keeps.
 
         Raises:
             ConfigurationError: If `weight` is out of range.
@@ -52,45 +48,21 @@ class SkillDistillation(Extension):
         """
         if not 0 < weight <= 1:
             raise ConfigurationError(f"weight must be in (0, 1], not {weight}.")
-        lookup(dict.fromkeys(("policy", "reference")), teacher, kind="teacher")
-        self._weight, self._is_reference = weight, teacher == "reference"
+        self._weight = weight
         self._skills_by_task = None if skills == GROUP else read_skills(skills)
 
     def attach(self, trainer: Any) -> None:
         """Take part in the run of `trainer`.
 
         Raises:
-            ConfigurationError: If the reference is missing, or the chat template does not mark the
-                end of a message.
+            ConfigurationError: If the chat template does not mark the end of a message.
         """
-        if self._is_reference and trainer.args.beta == 0.0:
-            raise ConfigurationError(
-                "teacher='reference' needs a reference, and with beta=0 there is none: set beta, "
-                "however small, or use teacher='policy'."
-            )
         super().attach(trainer)
         self._scorer = trainer.scorer
         self._max_tokens = context_length(trainer.generator.model)
         template = trainer.args.chat_template_kwargs or {}
         self._renderer = ChatRenderer(trainer.generator.tokenizer, template)
         self._renderer.end_of_state([])  # raises for unsupported templates
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return a digest of the skills of a file, which a resumed run must share."""
-        skills = sorted((self._skills_by_task or {}).items(), key=str)
-        return {"skills": hashlib.sha256(repr(skills).encode()).hexdigest()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Check that the skills are those of the checkpoint.
-
-        Raises:
-            ConfigurationError: If they are not.
-        """
-        if state != self.state_dict():
-            raise ConfigurationError(
-                "The file of skills has changed since the checkpoint. Restore it, or start a new "
-                "run."
-            )
 
     def token_loss(
         self,
@@ -135,8 +107,11 @@ class SkillDistillation(Extension):
         chosen = list(prompts) or [0]  # sharded models need all processes
         batch = {name: tensor[chosen] for name, tensor in tensors.items()}
         if prompts:
-            batch |= _padded(list(prompts.values()), tensors["prompt_ids"])
-        logprobs = self._scorer.evaluate_logprobs(policy, batch, at_reference=self._is_reference)
+            masks = [[1] * len(prompt_ids) for prompt_ids in prompts.values()]
+            for name, values in (("prompt_ids", list(prompts.values())), ("prompt_mask", masks)):
+                padded = pad_rows(values, multiple=1, side="left")
+                batch[name] = padded.to(tensors[name].device)
+        logprobs = self._scorer.evaluate_logprobs(policy, batch)
         taught["teacher_per_token_logps"][chosen] = logprobs
         taught["skill_mask"][list(prompts)] = tensors["action_mask"][list(prompts)]
         return taught
@@ -184,13 +159,3 @@ def distillation_loss(
     """
     ratio = (logprobs - old_logprobs).exp().clamp(max=MAX_DISTILLATION_RATIO)
     return (ratio * (logprobs - teacher)).detach() * logprobs
-
-
-def _padded(prompts: Sequence[Sequence[int]], like: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return prompts as `collate` makes them, on the device of `like`, (B, P)."""
-    masks = [[1] * len(prompt_ids) for prompt_ids in prompts]
-    padded = {"prompt_ids": prompts, "prompt_mask": masks}
-    return {
-        name: pad_rows(values, multiple=1, side="left").to(like.device)
-        for name, values in padded.items()
-    }

@@ -1,157 +1,231 @@
+import functools
 import json
 import sys
 from dataclasses import replace
 
 import gymnasium as gym
+import numpy as np
 import pytest
 
+from agent_envs.core.spaces import UnicodeText
+from agent_envs.errors import ConfigurationError, ReplayError
 from agent_trainers.cli.arguments import run_command
 from agent_trainers.experimental.diagnose.__main__ import PROGRAM
 from agent_trainers.experimental.diagnose.__main__ import run as diagnose
-from agent_trainers.trajectory import load_trajectories, save_trajectories
+from agent_trainers.experimental.diagnose.oracle import NEVER_SOLVED, diagnose_by_oracle
+from agent_trainers.policies import ScriptedPolicy
+from agent_trainers.rollout.collector import Rollout
+from agent_trainers.rollout.episode import EpisodeSpec
+from agent_trainers.trajectory import save_trajectories
 from benchmarks.planted_mistakes import CASES, plant_all, report
-from tests.agent_trainers.experimental.test_diagnosis import Corridor, play
 
 ENV = ("--env", "tests.agent_trainers.experimental.test_diagnose:Corridor-v0")
+
+
+class Corridor(gym.Env):
+    """Walk to the end, three steps on; a pit ends nothing, but nobody gets out of it."""
+
+    observation_space = action_space = UnicodeText()
+    is_immediate = True
+    num_tasks = 30
+    length = 3
+    max_steps = 6
+    fatal = None
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.task = (options or {}).get("task", 0)
+        self.place, self.taken, self.is_lost = 0, 0, False
+        return "", self.info()
+
+    def step(self, action):
+        if action == self.fatal and self.task == 4:
+            raise RuntimeError("the corridor collapsed")
+        self.taken += 1
+        self.is_lost |= action == "pit"
+        self.place += {"on": 1, "back": -1}.get(action, 0) * (not self.is_lost)
+        is_there = self.place >= self.length
+        return "", float(is_there), is_there, self.taken >= self.max_steps, self.info()
+
+    def info(self):
+        text = f"task {self.task}, place {self.place}"  # a pit cannot be seen
+        return {
+            "messages": [{"role": "user", "content": text}],
+            "task_id": f"corridor-{self.task}",
+            "metrics": {"success": float(self.place >= self.length)},
+        }
+
+    def reference_actions(self):
+        return ["on"] * self.length
+
+
+class Clueless(Corridor):
+    """Knows where one is: asked on the way, it says what is left."""
+
+    def reference_actions(self):
+        return ["on"] * (self.length - self.place)
+
+
+class Brittle(Corridor):
+    """Breaks at an action of one task."""
+
+    fatal = "break"
+
+
+def play(actions, make_env=Corridor, task=4):
+    left = iter(actions)
+    rollout = Rollout(make_env, ScriptedPolicy(lambda _: next(left)))
+    spec = EpisodeSpec(task=task, seed=task, group_id=str(task), rng=np.random.default_rng(0))
+    (trajectory,) = rollout.collect([spec])
+    assert not trajectory.success
+    return trajectory
+
+
+def pit(task=4):
+    """Falls into the pit in the second step."""
+    return play(["on", "pit", "on", "on", "on", "on"], task=task)
+
+
+@pytest.mark.parametrize(
+    ("actions", "lost"),
+    [
+        (["on", "pit", "on", "on", "on", "on"], 1),
+        (["wait", "on", "back", "pit", "on", "on"], 3),
+        # no pit: six turns for three steps, so after the fourth wait two turns are too few
+        (["wait", "wait", "wait", "wait", "on", "on"], 3),
+        (["on", "on", "wait", "wait", "wait", "wait"], 5),
+        (["pit", "pit", "on", "on", "on", "on"], 0),
+    ],
+)
+@pytest.mark.parametrize("make_env", [Corridor, Clueless])
+def test_the_oracle_names_the_step_after_which_it_cannot_win(make_env, actions, lost):
+    (found,) = diagnose_by_oracle(make_env, [play(actions, make_env)])
+    assert found.lost_step == lost
+    env = Corridor()
+    env.reset(seed=4, options={"task": 4})
+    for action in [*actions[:lost], *found.solution]:
+        *_, info = env.step(action)
+    assert info["metrics"]["success"] == 1.0
+
+
+def test_where_the_reference_actions_lead_nowhere_no_step_is_named():
+    class Partial(Corridor):
+        def reference_actions(self):
+            raise NotImplementedError
+
+    class Short(Corridor):
+        def reference_actions(self):
+            return ["on"]
+
+    for make_env in (Partial, Short):
+        (found,) = diagnose_by_oracle(make_env, [play(["pit"] * 6)])
+        assert (found.lost_step, found.note) == (None, NEVER_SOLVED)
+
+    class Silent(Corridor):
+        reference_actions = None
+
+    with pytest.raises(ConfigurationError, match="no reference_actions"):
+        diagnose_by_oracle(Silent, [play(["pit"] * 6)])
+
+
+def test_another_environment_than_the_one_that_was_played_is_refused():
+    class Longer(Corridor):
+        def info(self):
+            return super().info() | {"messages": [{"role": "user", "content": "another"}]}
+
+    with pytest.raises(ReplayError, match="after 0 of"):
+        diagnose_by_oracle(Longer, [play(["pit"] * 6)])
+
+
+def test_an_episode_that_breaks_or_cannot_be_repeated_leaves_the_others_alone():
+    class Drifting(Corridor):
+        def info(self):
+            return super().info() | ({"messages": [{"role": "user", "content": "now here"}]}
+                                     if self.task == 4 and self.place else {})  # fmt: skip
+
+    broken = play(["on", "break", "pit", "on", "on", "on"])
+    for make_env, first, note in (
+        (Brittle, broken, "RuntimeError: the corridor collapsed"),
+        (Drifting, pit(), "after 1 of"),
+        (Corridor, replace(pit(), seed=None), "no seed"),
+    ):
+        found = diagnose_by_oracle(make_env, [first, pit(task=5)])
+        assert [each.lost_step for each in found] == [None, 1]
+        assert note in found[0].note
+
+
+def test_a_plan_that_breaks_the_environment_says_nothing_where_another_wins():
+    class Nervous(Brittle):
+        def reference_actions(self):
+            return ["break", "on", "on", "on"]
+
+    (found,) = diagnose_by_oracle(Nervous, [pit()])
+    # after the pit all plans lose, but the one that breaks: nobody knows what it would have done
+    assert found.lost_step is None
+    assert "RuntimeError: the corridor collapsed" in found.note
+    won = play(["on", "on", "wait", "wait", "wait", "wait"])  # to the last step "on" wins
+    (found,) = diagnose_by_oracle(Nervous, [won])
+    assert found.lost_step == 5
 
 
 @pytest.fixture
 def lost(tmp_path, monkeypatch):
     """A file with a success and two failures, and its environment."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(
-        sys.modules, "tests.agent_trainers.experimental.test_diagnose", sys.modules[__name__]
-    )
+    module = sys.modules[__name__]
+    monkeypatch.setitem(sys.modules, "tests.agent_trainers.experimental.test_diagnose", module)
     gym.register("Corridor-v0", Corridor, disable_env_checker=True, order_enforce=False)
-    first = play(["on", "pit", "on", "on", "on", "on"])
-    won = replace(first, metrics={"success": 1.0})
-    second = play(["wait", "wait", "pit<script>", "pit", "on", "on"], task=5)
-    save_trajectories("lost.jsonl", [won, first, second])
+    second = play(["wait", "wait", "<script>", "pit", "on", "on"], task=5)
+    won = replace(pit(), metrics={"success": 1.0})
+    save_trajectories("lost.jsonl", [won, pit(), second])
+    save_trajectories("won.jsonl", [won])
+    save_trajectories("unmeasured.jsonl", [replace(won, metrics={"score": 0.0})])
+    (tmp_path / "bad.jsonl").write_text('{"task_id": "1"}')
     yield tmp_path
     gym.registry.pop("Corridor-v0")
 
 
-def run(capsys, *arguments):
-    diagnose(list(arguments))
-    return capsys.readouterr().out
-
-
-def refusal(capsys, *arguments):
-    with pytest.raises(SystemExit) as exit_:
-        run_command(PROGRAM, diagnose, list(arguments))
-    assert exit_.value.code == 2
-    return capsys.readouterr().err
-
-
 def test_failed_episodes_are_named_in_table_figures_and_page(lost, capsys):
-    shown = run(capsys, "lost.jsonl", *ENV)
-    assert "2 of 6" in shown
-    assert "4 of 6" in shown
-    figures = json.loads((lost / "lost.diagnosis.json").read_text())
-    named = [(e["row"], e["lost_step"], e["drop"]) for e in figures["episodes"]]
-    assert named == [(2, 2, [1.0, 1.0, 1.0]), (3, 4, [1.0, 1.0, 1.0])]
-    assert figures["environment_steps"] > 0
-    steps = figures["episodes"][0]["steps"]
-    assert [(s["step"], s["action"], s["chance"]) for s in steps[:3]] == [
-        (1, "on", 1.0), (2, "pit", 1.0), (3, "on", 0.0)
-    ]  # fmt: skip
+    diagnose(["lost.jsonl", *ENV])
+    assert "2 of 6" in capsys.readouterr().out
+    figures = json.loads((lost / "lost.diagnosis.json").read_text())["episodes"]
+    assert [(e["row"], e["lost_step"]) for e in figures] == [(2, 2), (3, 4)]
+    assert figures[0]["solution"] == ["on", "on"]
     page = (lost / "lost.diagnosis.html").read_text()
     for link, target in (('href="#s0-2"', 'id="s0-2"'), ('href="#s1-4"', 'id="s1-4"')):
         assert link in page
         assert target in page
     assert page.count("this step lost it") == 2
-    assert "What wins from here: 3 steps" in page
+    assert "What wins from here: 2 steps" in page
     assert "<script" not in page
-
-
-def test_a_file_can_be_looked_at_in_part_and_written_elsewhere(lost, capsys):
-    run(capsys, "lost.jsonl", *ENV, "--num_episodes", "1", "--output", "a.json", "--page", "b.html")
-    assert len(json.loads((lost / "a.json").read_text())["episodes"]) == 1
-    assert "row 2" in (lost / "b.html").read_text()
-    assert not (lost / "lost.diagnosis.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "cannot be read (No such file or directory)"),
-        ("", "contains no episodes"),
-        ("{oops", "row 1: is not valid JSON"),
-        ('{"task_id": "1"}', "row 1: not a trajectory (KeyError: 'transitions')"),
-    ],
-)
-def test_a_bad_file_is_named_with_its_row(lost, capsys, content, message):
-    if content is not None:
-        (lost / "bad.jsonl").write_text(content)
-    assert message in refusal(capsys, "bad.jsonl", *ENV)
-
-
-@pytest.mark.parametrize(
-    ("field", "value"), [("metrics", None), ("seed", "7"), ("messages", None), ("action", 3)]
-)
-def test_a_field_of_the_wrong_kind_is_named_with_its_row(lost, capsys, field, value):
-    rows = [json.loads(line) for line in (lost / "lost.jsonl").read_text().splitlines()]
-    place = rows[1] if field in rows[1] else rows[1]["transitions"][2]
-    place[field] = value
-    (lost / "bad.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert f"bad.jsonl, row 2: field {field!r} is not as" in refusal(capsys, "bad.jsonl", *ENV)
-
-
-def test_an_episode_of_an_unknown_task_is_named_with_its_row(lost, capsys):
-    save_trajectories("old.jsonl", [replace(play(["pit"] * 6), seed=None, task_id="of another")])
-    message = refusal(capsys, "old.jsonl", *ENV)
-    assert "old.jsonl, row 1: task 'of another': the file has no seed" in message
-    unknown, known = load_trajectories("old.jsonl")[0], load_trajectories("lost.jsonl")[1]
-    save_trajectories("mixed.v2.jsonl", [unknown, known])
-    assert "2 of 6" in run(capsys, "mixed.v2.jsonl", *ENV)
-    figures = json.loads((lost / "mixed.v2.diagnosis.json").read_text())["episodes"]
-    assert [e["lost_step"] for e in figures] == [None, 2]
-    assert "'of another'" in figures[0]["note"]
-
-
-def test_files_that_say_nothing_of_failures_are_refused(lost, capsys):
-    won = replace(play(["pit"] * 6), metrics={"success": 1.0})
-    save_trajectories("won.jsonl", [won])
-    assert "none of the 1 episodes failed" in refusal(capsys, "won.jsonl", *ENV)
-    save_trajectories("unmeasured.jsonl", [replace(won, metrics={"score": 0.0})])
-    message = refusal(capsys, "unmeasured.jsonl", *ENV)
-    assert "row 1: the episode's metrics have no 'success' (found: score)" in message
+    diagnose(["lost.jsonl", *ENV, "--num_episodes", "1"])
+    assert len(json.loads((lost / "lost.diagnosis.json").read_text())["episodes"]) == 1
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ((), "Pass a file of episodes"),
-        (("lost.jsonl", "--by", "oracel"), "Did you mean 'oracle'"),
-        (("lost.jsonl", "--model", "x"), "--model and --base_url need --by model"),
-        (("lost.jsonl", "--k", "0"), "--k must be at least 1"),
-        (("lost.jsonl", "--output", "."), "is a folder"),
+        (("lost.jsonl", "--num_episodes", "0"), "--num_episodes must be at least 1"),
+        (("missing.jsonl",), "cannot be read (No such file or directory)"),
+        (("bad.jsonl",), "row 1: not a trajectory (KeyError: 'transitions')"),
+        (("won.jsonl",), "none of the 1 episodes failed"),
+        (("unmeasured.jsonl",), "row 1: the episode's metrics have no 'success' (found: score)"),
     ],
 )
-def test_wrong_options_are_refused(lost, capsys, arguments, message):
-    assert message in refusal(capsys, *arguments, *ENV)
-
-
-def test_episodes_of_another_environment_are_refused_by_name(lost, capsys):
+def test_wrong_options_and_files_are_refused(lost, capsys, arguments, message):
     with pytest.raises(SystemExit) as exit_:
-        run_command(PROGRAM, diagnose, ["lost.jsonl", "--env", "AgentR1/SyntheticTable-v0"])
-    assert exit_.value.code
-    assert "SyntheticTableEnv, task" in capsys.readouterr().err
+        run_command(PROGRAM, diagnose, [*arguments, *ENV])
+    assert exit_.value.code == 2
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", list(CASES)[:3])  # the command line's takes a sandbox and seconds
 def test_planted_mistakes_are_named(name):
-    import functools
-
-    import numpy as np
-
-    from agent_trainers.experimental.diagnose.oracle import diagnose_by_oracle
-
     case = CASES[name]
     planted = plant_all(case, 3, np.random.default_rng(1))
-    found = diagnose_by_oracle(
-        functools.partial(gym.make, case.env, **case.kwargs), [p.trajectory for p in planted]
-    ).episodes
+    make_env = functools.partial(gym.make, case.env, **case.kwargs)
+    found = diagnose_by_oracle(make_env, [p.trajectory for p in planted])
     assert [d.lost_step for d in found] == [p.step for p in planted]
 
 

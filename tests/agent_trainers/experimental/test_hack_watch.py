@@ -149,7 +149,7 @@ def test_each_hack_raises_its_alarm_and_honest_episodes_raise_none(sign):
     assert set(alarms) <= {sign, "return_without_success"} | OTHER_SIGNS.get(sign, set())
     assert alarms[sign].first_step > NUM_BATCHES
     assert logs[NUM_BATCHES - 1]["hacking/alarms"] == 0
-    assert logs[-1]["hacking/alarms"] == len(watch.active)
+    assert logs[-1]["hacking/alarms"] == len(watch.active())
     assert logs[-1][f"hacking/alarm/{sign}"] == 1.0
     assert logs[-1][f"hacking/{sign}"] > logs[0].get(f"hacking/{sign}", 0.0)
     assert SIGNS[sign].advice in alarms[sign].text
@@ -236,7 +236,7 @@ def test_a_rising_return_with_falling_success_raises_an_alarm():
             i, batch([2.0, 2.0, 0.0, 0.5] if is_late else [1.0, 1.0, 0, 0], 1 + (not is_late))
         )
     (alarm,) = [alarm for alarm in watch.alarms if alarm.sign == "return_without_success"]
-    assert "0.500 at the start of the run" in alarm.text
+    assert "at the start of the run: the return rises to 0.500" in alarm.text
 
 
 def test_longer_turns_with_rising_success_raise_no_alarm():
@@ -272,7 +272,7 @@ def test_each_environment_is_compared_with_its_own_start():
     for i in range(NUM_BATCHES):
         watch.add(i, grown)
     assert ("length", "short") in [(alarm.sign, alarm.env) for alarm in watch.alarms]
-    assert "length in short: " in watch.active[0].text
+    assert "length in short: " in watch.active_alarms()["length"]
 
 
 def test_an_alarm_of_a_run_survives_a_resume(tiny_policy, tokenizer, make_config):
