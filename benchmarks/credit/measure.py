@@ -157,7 +157,7 @@ class Measurement:
                 found = self._rollout.branch_many(
                     states, [k for ks in counts for k in ks if k], rng=self._rng
                 )
-                self._costs["branch_steps"] += found.num_steps
+                self._costs["branch_steps"] += found.environment_steps + found.replayed_steps
                 branches += [b for same in found.continuations for b in same if b.is_scorable]
         return branches
 
@@ -180,7 +180,7 @@ class Measurement:
                     f"{len(returns)} of {len(branches)} branches could be scored. "
                     f"{_first_error(branches)}"
                 )
-        self._costs["truth_steps"] += found.num_steps
+        self._costs["truth_steps"] += found.environment_steps + found.replayed_steps
         self._costs["truth_tokens"] += found.usage.completion_tokens
         self._costs["truth_branches"] += sum(map(len, found.continuations))
 

@@ -70,7 +70,7 @@ def test_success_before_training_is_low_but_not_zero(tokenizer):
     policy = transformers_policy(model, tokenizer, max_new_tokens=24)
     two_hops = functools.partial(gym.make, ID, split="test")
     for make_env in (two_hops, mixture()):
-        assert 0.02 <= evaluate_policy(make_env, policy, range(300)).metrics["success"] <= 0.15
+        assert 0 < evaluate_policy(make_env, policy, range(60)).metrics["success"] <= 0.2
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
