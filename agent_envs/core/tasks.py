@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
 from agent_envs.core.contexts import NewConversation
-from agent_envs.core.rewards import COST, Earnings, RewardFunction, format_term
+from agent_envs.core.rewards import COST, OUTCOME, PROGRESS, Earnings, RewardFunction, format_term
 from agent_envs.core.snapshots import RestorableEnv
 from agent_envs.core.tool import ToolResult
 from agent_envs.errors import ConfigurationError
@@ -51,8 +51,9 @@ class TaskFamily(RestorableEnv):
     reward_functions: ClassVar[Mapping[str, RewardFunction]] = {"format": format_term}
     default_rewards: ClassVar[Mapping[str, float]] = {}
     outcome_terms: ClassVar[frozenset[str]] = frozenset()
-    term_earnings: ClassVar[Mapping[str, Earnings]] = {"format": COST}
-    """Range of each default term summed over an episode, for the list of environments."""
+    term_earnings: ClassVar[Mapping[str, Earnings]] = {}
+    """Range of terms summed over an episode, for the list of environments, unless it is the usual
+    one: `OUTCOME` of outcome terms, `COST` of ``format``, and `PROGRESS` of all others."""
     default_system_prompt: ClassVar[str] = ""
     tool_signatures: ClassVar[tuple[str, ...]] = ()
     """The default tools, for the list of environments."""
@@ -74,8 +75,12 @@ class TaskFamily(RestorableEnv):
 
     @classmethod
     def earnings(cls, **arguments: Any) -> Mapping[str, Earnings]:
-        """Return `term_earnings` for these constructor arguments."""
-        return cls.term_earnings
+        """Return the range of each term for these constructor arguments; see `term_earnings`."""
+        usual = {
+            name: OUTCOME if name in cls.outcome_terms else PROGRESS
+            for name in cls.reward_functions
+        }
+        return {**usual, "format": COST, **cls.term_earnings}
 
     @property
     def num_tasks(self) -> int | None:

@@ -10,9 +10,9 @@ import string
 import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from agent_envs.data.sources import FileStamp
 from agent_envs.errors import DataError
 from agent_envs.scoring.answers import Overlap
 
@@ -70,36 +70,22 @@ def normalize_evidence(text: str) -> str:
 
 
 @lru_cache(maxsize=2)
-def load_aliases(path: str, size: int, modified_ns: int) -> Aliases:
+def load_aliases(file: FileStamp) -> Aliases:
     """Read the official ``id_aliases.json`` (also ``.gz``): a JSON object a line.
-
-    Args:
-        path: The file; each line has ``Q_id``, ``aliases`` and ``demonyms``.
-        size: Its size and `modified_ns`, its time, tell a changed file from an old one.
-        modified_ns: See `size`.
 
     Raises:
         DataError: If it cannot be read; names file, row and field.
     """
+    names: dict[str, tuple[str, ...]] = {}
+    read = gzip.open if file.path.endswith(".gz") else open
     try:
-        data = Path(path).read_bytes()
-        text = (gzip.decompress(data) if path.endswith(".gz") else data).decode("utf-8-sig")
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
-        raise DataError(f"{path}: cannot be read ({error}). Pass id_aliases.json.") from None
-    return dict(
-        _read_aliases(line, f"{path}, row {number}")
-        for number, line in enumerate(text.split("\n"), start=1)
-        if line.strip()
-    )
-
-
-def _read_aliases(line: str, place: str) -> tuple[str, tuple[str, ...]]:
-    try:
-        row: Any = json.loads(line)
-        names = dict.fromkeys(map(str, [*row["aliases"], *row["demonyms"]]))
-        return str(row["Q_id"]), tuple(names)
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        with read(file.path, "rt", encoding="utf-8-sig") as lines:
+            for row in map(json.loads, filter(str.strip, lines)):
+                known = dict.fromkeys(map(str, [*row["aliases"], *row["demonyms"]]))
+                names[str(row["Q_id"])] = tuple(known)
+    except (OSError, EOFError, zlib.error, ValueError, TypeError, LookupError, RecursionError) as e:
         raise DataError(
-            f"{place}: is no row of aliases ({type(error).__name__}: {error}). It needs 'Q_id', "
-            "'aliases' and 'demonyms', as in the official id_aliases.json."
+            f"{file}, row {len(names) + 1}: no row of aliases ({type(e).__name__}: {e}). It needs "
+            "'Q_id', 'aliases' and 'demonyms', as in the official id_aliases.json."
         ) from None
+    return names

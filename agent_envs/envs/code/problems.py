@@ -4,19 +4,9 @@ import ast
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
-from agent_envs.core.rewards import (
-    COST,
-    OUTCOME,
-    PROGRESS,
-    Earnings,
-    Progress,
-    RewardFunction,
-    correct_term,
-    format_term,
-    noted_terms,
-)
+from agent_envs.core.rewards import Progress, correct_term, format_term, noted_terms
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import Tool, ToolResult
 from agent_envs.data.dataset_env import DatasetEnv
@@ -39,21 +29,18 @@ class CodeEnv(DatasetEnv):
     ``repair`` pays for failing first, so it is off by default.
     """
 
-    reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
-        "passed": correct_term, **noted_terms("public_tests", "repair"), "format": format_term
-    }  # fmt: skip
-    default_rewards: ClassVar[Mapping[str, float]] = {
-        "passed": 1.0, "public_tests": 0.1, "format": 0.02
-    }  # fmt: skip
-    term_earnings: ClassVar[Mapping[str, Earnings]] = {
-        "passed": OUTCOME, "public_tests": PROGRESS, "format": COST
-    }  # fmt: skip
-    outcome_terms: ClassVar[frozenset[str]] = frozenset({"passed"})
-    tool_signatures: ClassVar[tuple[str, ...]] = ("run_code(code)", "run_tests(code)")
-    metric_names: ClassVar[tuple[str, ...]] = (
-        "success", "public_test_share", "num_failed_runs", *DatasetEnv.metric_names,
+    reward_functions = {
+        "passed": correct_term,
+        **noted_terms("public_tests", "repair"),
+        "format": format_term,
+    }
+    default_rewards = {"passed": 1.0, "public_tests": 0.1, "format": 0.02}
+    outcome_terms = frozenset({"passed"})
+    tool_signatures = ("run_code(code)", "run_tests(code)")
+    metric_names = (
+        *("success", "public_test_share", "num_failed_runs"), *DatasetEnv.metric_names,
     )  # fmt: skip
-    default_system_prompt: ClassVar[str] = (
+    default_system_prompt = (
         "Write the Python program that is asked for. Run it and test it, repair what fails, then "
         "give the whole program as the answer."
     )
@@ -64,9 +51,6 @@ class CodeEnv(DatasetEnv):
         Args:
             sandbox: Isolation of programs; see `agent_envs.sandbox.open_sandbox`.
             shared: Arguments of every environment over a data set; see `DatasetEnv`.
-
-        Raises:
-            SandboxUnavailableError: If this machine does not offer the isolation.
         """
         shared_sandbox(sandbox)  # fails now, not in the middle of an episode
         self._level = sandbox
@@ -74,7 +58,6 @@ class CodeEnv(DatasetEnv):
         super().__init__(default_tools=tools, **shared)  # the sandbox keeps the time
 
     def begin_episode(self) -> None:
-        """Reset the progress."""
         self.best_share = 0.0
         self._progress = Progress()
         self.num_failed_runs = 0
@@ -101,16 +84,22 @@ class CodeEnv(DatasetEnv):
         if not tests:
             return ToolResult("There are no public tests.", data={"passed": 0, "total": 0})
         verdicts = [self._judge(program, test) for test in tests]
-        num_passed = sum(verdict.passed for verdict in verdicts)
-        self._note_tests(num_passed, len(tests))
+        passed, total = sum(verdict.passed for verdict in verdicts), len(tests)
+        self.best_share = max(self.best_share, passed / total)
+        self.noted["public_tests"] += self._progress.advance(passed / total)
+        self.num_failed_runs += passed < total
+        if passed == total:
+            self.noted["repair"] = float(self._has_failed and not self._has_passed)
+        self._has_failed |= passed < total
+        self._has_passed |= passed == total
         lines = [
-            f"{_outcome(verdict)}: {test}" for test, verdict in zip(tests, verdicts, strict=True)
+            f"{'passed' if v.passed else f'FAILED ({v.message or v.reason})'}: {test}"
+            for test, v in zip(tests, verdicts, strict=True)
         ]
-        text = "\n".join([*lines, f"{num_passed} of {len(tests)} passed."])
-        return ToolResult(text, data={"passed": num_passed, "total": len(tests)})
+        text = "\n".join([*lines, f"{passed} of {total} passed."])
+        return ToolResult(text, data={"passed": passed, "total": total})
 
     def on_answer(self, answer: str) -> None:
-        """Run the hidden tests against the answer."""
         self.is_correct = self._judge(self.program(answer), self.task.data["tests"]).passed
         if self.is_correct:
             self.noted["public_tests"] = self._progress.advance(1.0)
@@ -123,10 +112,10 @@ class CodeEnv(DatasetEnv):
 
     def program(self, answer: str) -> str:
         """Return the program in an answer, without the fence of a code block."""
-        return _without_fence(answer)
+        blocks = _FENCE.findall(answer)
+        return "\n\n".join(blocks) if blocks else answer
 
     def metrics(self) -> dict[str, float]:
-        """Measure the episode as if it ended now."""
         return {
             "success": float(self.is_correct),
             "public_test_share": self.best_share,
@@ -135,20 +124,8 @@ class CodeEnv(DatasetEnv):
         }
 
     def reference_actions(self) -> list[str]:
-        """Run the public tests against the reference solution, then answer with it."""
         solution = self.task.data["solution"]
         return [self.write_call("run_tests", code=solution), self.write_answer(solution)]
-
-    def _note_tests(self, passed: int, total: int) -> None:
-        share = passed / total
-        self.best_share = max(self.best_share, share)
-        self.noted["public_tests"] += self._progress.advance(share)
-        if passed < total:
-            self._has_failed = True
-            self.num_failed_runs += 1
-        else:
-            self.noted["repair"] = float(self._has_failed and not self._has_passed)
-            self._has_passed = True
 
 
 def _read_humaneval(row: Mapping[str, Any], index: int) -> Task:
@@ -190,7 +167,7 @@ class HumanEvalEnv(CodeEnv):
 
         The imports and definitions that precede the function in the prompt are kept in any case.
         """
-        prompt, code = self.task.question, _without_fence(answer)
+        prompt, code = self.task.question, super().program(answer)
         if f"def {self.task.data['entry_point']}" in code:
             return f"{prompt}    pass\n\n{code}"
         return prompt + _indented(code)
@@ -258,13 +235,12 @@ def entry_points(solution: str, tests: str) -> list[str]:
             defined |= {t.id: rank for t in node.targets if isinstance(t, ast.Name)}
     by_rank = sorted(defined, key=lambda name: defined[name])
 
-    def wanted(tree: ast.AST) -> str | None:
+    def wanted(tree: ast.AST) -> str:
         mentioned = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-        return next((name for name in reversed(by_rank) if name in mentioned), None)
+        return next((name for name in reversed(by_rank) if name in mentioned), "")
 
-    assertions = (node for node in ast.walk(tree) if isinstance(node, ast.Assert))
-    found = list(dict.fromkeys(filter(None, map(wanted, assertions))))
-    return found or list(filter(None, [wanted(tree)]))
+    assertions = [wanted(node) for node in ast.walk(tree) if isinstance(node, ast.Assert)]
+    return list(dict.fromkeys(filter(None, assertions))) or list(filter(None, [wanted(tree)]))
 
 
 def _indented(body: str) -> str:
@@ -277,12 +253,3 @@ def _indented(body: str) -> str:
             shift = max(0, shift - 4)
         first = " " * shift + first
     return textwrap.indent(textwrap.dedent("\n".join([first, *rest, ""])), "    ")
-
-
-def _outcome(verdict: Verdict) -> str:
-    return "passed" if verdict.passed else f"FAILED ({verdict.message or verdict.reason})"
-
-
-def _without_fence(answer: str) -> str:
-    blocks = _FENCE.findall(answer)
-    return "\n\n".join(blocks) if blocks else answer

@@ -4,15 +4,13 @@ import importlib.util
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from agent_envs.core.lookup import require_extra
 from agent_envs.core.rewards import (
     COST,
     OUTCOME,
     PROGRESS,
-    Earnings,
-    RewardFunction,
     StepEvent,
     format_term,
     noted_terms,
@@ -78,22 +76,22 @@ class BFCLEnv(ToolEnv):
     Version history: v0, first version.
     """
 
-    reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
+    reward_functions = {
         "correct": correct_term,
         **noted_terms("turns"),
         "format": format_term,
     }
-    default_rewards: ClassVar[Mapping[str, float]] = {"correct": 1.0, "turns": 0.2, "format": 0.02}
-    term_earnings: ClassVar[Mapping[str, Earnings]] = {
+    default_rewards = {"correct": 1.0, "turns": 0.2, "format": 0.02}
+    term_earnings = {
         "correct": OUTCOME, "turns": PROGRESS, "format": COST
     }  # fmt: skip
-    computes_only: ClassVar[bool] = True
-    outcome_terms: ClassVar[frozenset[str]] = frozenset({"correct"})
-    tool_signatures: ClassVar[tuple[str, ...]] = ("the functions of the task",)
-    metric_names: ClassVar[tuple[str, ...]] = ("success", "turns_passed", *ToolEnv.metric_names)
-    data_source: ClassVar[str] = "the package `bfcl-eval`; licence: Apache-2.0"
-    not_in_snapshots: ClassVar[frozenset[str]] = frozenset({"_categories", "_awaited"})
-    default_system_prompt: ClassVar[str] = (
+    computes_only = True
+    outcome_terms = frozenset({"correct"})
+    tool_signatures = ("the functions of the task",)
+    metric_names = ("success", "turns_passed", *ToolEnv.metric_names)
+    data_source = "the package `bfcl-eval`; licence: Apache-2.0"
+    not_in_snapshots = frozenset({"_categories", "_awaited"})
+    default_system_prompt = (
         "You call functions to do what the user asks. If none of the functions can be used, or the "
         "user has not given what they require, say so instead. Go on calling until the request is "
         "fulfilled as well as you can; your answer then ends your turn, and the user may ask on."
@@ -107,11 +105,6 @@ class BFCLEnv(ToolEnv):
                 ``"single_turn"``, ``"live"``, ``"non_live"``, ``"multi_turn"``, ``"all"``; or
                 several.
             shared: Arguments of `ToolEnv`.
-
-        Raises:
-            MissingExtraError: Without the package ``bfcl-eval``, or the extra ``bfcl``.
-            UnknownNameError: If there is no such category.
-            DataError: If the package's data cannot be read.
         """
         _require_package()
         self._categories = choose_categories(category)
@@ -176,7 +169,6 @@ class BFCLEnv(ToolEnv):
         return self._is_judged and not self._has_failed
 
     def metrics(self) -> dict[str, float]:
-        """Measure the episode as if it ended now."""
         return {
             "success": float(self.is_correct),
             "turns_passed": self._num_passed / len(self._row.turns),

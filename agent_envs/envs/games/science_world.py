@@ -1,14 +1,13 @@
 """ScienceWorld: experiments of elementary school in a text world."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from agent_envs.core.lookup import lookup
 from agent_envs.core.rewards import (
     COST,
     OUTCOME,
     Earnings,
-    RewardFunction,
     StepEvent,
     format_term,
     noted_terms,
@@ -73,24 +72,24 @@ class ScienceWorldEnv(ToolEnv):
     Version history: v0, first version.
     """
 
-    reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
+    reward_functions = {
         "solved": solved_term,
         **noted_terms("score_gain"),
         "format": format_term,
     }
-    default_rewards: ClassVar[Mapping[str, float]] = {
+    default_rewards = {
         "solved": 1.0, "score_gain": 1.0, "format": 0.02
     }  # fmt: skip
-    term_earnings: ClassVar[Mapping[str, Earnings]] = {
+    term_earnings = {
         "solved": OUTCOME, "score_gain": Earnings((1.0, 1.0), (-1.0, 0.99)), "format": COST
     }  # fmt: skip
-    outcome_terms: ClassVar[frozenset[str]] = frozenset({"solved"})
-    tool_signatures: ClassVar[tuple[str, ...]] = ("act(command)",)
-    optional_tool_names: ClassVar[tuple[str, ...]] = ("look", "inventory", "commands")
-    metric_names: ClassVar[tuple[str, ...]] = ("success", "score", *ToolEnv.metric_names)
-    data_source: ClassVar[str] = "the package `scienceworld`; licence: Apache-2.0"
-    not_in_snapshots: ClassVar[frozenset[str]] = frozenset({"_games", "_simplifications"})
-    default_system_prompt: ClassVar[str] = (
+    outcome_terms = frozenset({"solved"})
+    tool_signatures = ("act(command)",)
+    optional_tool_names = ("look", "inventory", "commands")
+    metric_names = ("success", "score", *ToolEnv.metric_names)
+    data_source = "the package `scienceworld`; licence: Apache-2.0"
+    not_in_snapshots = frozenset({"_games", "_simplifications"})
+    default_system_prompt = (
         "You do an experiment in a simulated house. Act by one command after the other: open OBJ, "
         "close OBJ, go OBJ, pick up OBJ, put down OBJ, move OBJ to OBJ, pour OBJ in OBJ, dunk OBJ "
         "in OBJ, mix OBJ, activate OBJ, deactivate OBJ, use OBJ on OBJ, connect OBJ to OBJ, "
@@ -117,11 +116,6 @@ class ScienceWorldEnv(ToolEnv):
                 when some tasks have a hundred times as many as others.
             simplifications: The package's, a subset of `SIMPLIFICATIONS`; ``"easy"`` for all.
             shared: Arguments of `ToolEnv`.
-
-        Raises:
-            MissingExtraError: Without the extra ``scienceworld``, or without Java.
-            UnknownNameError: If a task, the split or a simplification is unknown.
-            ConfigurationError: If `variations` is less than 1, or a task cannot be simplified so.
         """
         require_java()
         names = (task,) if isinstance(task, str) else tuple(VARIATIONS if task is None else task)
@@ -161,7 +155,6 @@ class ScienceWorldEnv(ToolEnv):
         )
 
     def begin_episode(self) -> None:
-        """Reset the score."""
         self.score = 0
         """The package's score: up to 100; below 0 when the game is lost."""
         self._is_completed = False
@@ -199,11 +192,9 @@ class ScienceWorldEnv(ToolEnv):
         return self._game.ask(lambda game: str(getattr(game, f"freeAction{part}")())).strip()
 
     def is_finished(self) -> bool:
-        """Return whether the game is won or lost."""
         return self._is_completed
 
     def metrics(self) -> dict[str, float]:
-        """Measure the episode as if it ended now."""
         success = float(self.score == 100)
         return {"success": success, "score": self.score / 100, **super().metrics()}
 

@@ -5,9 +5,9 @@ import os
 import re
 import tempfile
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -16,9 +16,7 @@ from agent_envs.core.rewards import (
     COST,
     OUTCOME,
     PROGRESS,
-    Earnings,
     Progress,
-    RewardFunction,
     StepEvent,
     format_term,
     noted_terms,
@@ -46,21 +44,21 @@ class TextGameEnv(ToolEnv):
     gives up.
     """
 
-    reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
+    reward_functions = {
         "won": won_term,
         **noted_terms("score_gain"),
         "format": format_term,
     }
-    default_rewards: ClassVar[Mapping[str, float]] = {"won": 1.0, "score_gain": 0.1, "format": 0.02}
-    term_earnings: ClassVar[Mapping[str, Earnings]] = {
+    default_rewards = {"won": 1.0, "score_gain": 0.1, "format": 0.02}
+    term_earnings = {
         "won": OUTCOME, "score_gain": PROGRESS, "format": COST
     }  # fmt: skip
-    computes_only: ClassVar[bool] = True
-    outcome_terms: ClassVar[frozenset[str]] = frozenset({"won"})
-    tool_signatures: ClassVar[tuple[str, ...]] = ("act(command)",)
-    metric_names: ClassVar[tuple[str, ...]] = ("success", "score", *ToolEnv.metric_names)
-    not_in_snapshots: ClassVar[frozenset[str]] = frozenset({"_game", "_state"})
-    default_system_prompt: ClassVar[str] = (
+    computes_only = True
+    outcome_terms = frozenset({"won"})
+    tool_signatures = ("act(command)",)
+    metric_names = ("success", "score", *ToolEnv.metric_names)
+    not_in_snapshots = frozenset({"_game", "_state"})
+    default_system_prompt = (
         "You play a text adventure. Reach the objective by acting, one command after the other, "
         "such as: go east, take the key, open the chest with the key, look, inventory."
     )
@@ -90,7 +88,6 @@ class TextGameEnv(ToolEnv):
         return Task(id=task_id, question=question, answers=(), data={"commands": commands})
 
     def begin_episode(self) -> None:
-        """Reset the score."""
         self._score = 0.0
         self._commands: list[str] = []
         self._progress = Progress()
@@ -116,7 +113,6 @@ class TextGameEnv(ToolEnv):
         return _readable(self._state.feedback)
 
     def is_finished(self) -> bool:
-        """Return whether the game is won or lost."""
         return bool(self._state.won or self._state.lost)
 
     @property
@@ -125,7 +121,6 @@ class TextGameEnv(ToolEnv):
         return bool(self._state.won)
 
     def metrics(self) -> dict[str, float]:
-        """Measure the episode as if it ended now."""
         return {"success": float(self.is_won), "score": self._score, **super().metrics()}
 
     def reference_actions(self) -> list[str]:
@@ -172,12 +167,6 @@ class TextWorldEnv(TextGameEnv):
             quest_length: Number of commands of its quest.
             split: ``"train"`` or ``"test"``, with different seeds.
             shared: Arguments of `ToolEnv`.
-
-        Raises:
-            MissingExtraError: Without the extra ``textworld``.
-            UnknownNameError: If the split is unknown.
-            DataError: If there is no such game file.
-            ConfigurationError: If a number is less than 1.
         """
         require_extra("textworld", "AgentR1/TextWorld-v0", "textworld")
         for name, value in (("rooms", rooms), ("objects", objects), ("quest_length", quest_length)):
@@ -236,13 +225,13 @@ class ALFWorldEnv(TextGameEnv):
     Version history: v0, first version.
     """
 
-    default_system_prompt: ClassVar[str] = (
+    default_system_prompt = (
         "You are in a house and have a task. Do it by acting, one command after the other, such "
         "as: go to shelf 1, open drawer 2, take mug 1 from shelf 1, clean mug 1 with sinkbasin 1, "
         "move mug 1 to shelf 2, use desklamp 1, look, inventory."
     )
-    not_in_snapshots: ClassVar[frozenset[str]] = frozenset({"_games"})
-    data_source: ClassVar[str] = "what `alfworld-download` fetches; licence: see its repository"
+    not_in_snapshots = frozenset({"_games"})
+    data_source = "what `alfworld-download` fetches; licence: see its repository"
 
     def __init__(
         self,
@@ -259,10 +248,6 @@ class ALFWorldEnv(TextGameEnv):
             split: ``"train"``, ``"valid_seen"`` or ``"valid_unseen"``.
             kinds: Only these kinds of tasks, such as ``"pick_and_place_simple"``.
             shared: Arguments of `ToolEnv`.
-
-        Raises:
-            MissingExtraError: Without the extra ``alfworld``.
-            DataError: If there are no such games.
         """
         require_extra("alfworld", "AgentR1/ALFWorld-v0", "alfworld", "textworld")
         base = Path(data) if data else Path(os.environ.get("ALFWORLD_DATA", "")) / "json_2.1.1"
@@ -283,7 +268,6 @@ class ALFWorldEnv(TextGameEnv):
 
     @property
     def num_tasks(self) -> int:
-        """The number of games."""
         return len(self._games)
 
     def get_task(self, index: int) -> Task:

@@ -2,25 +2,15 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
-from agent_envs.core.lookup import require_extra
-from agent_envs.core.rewards import (
-    COST,
-    OUTCOME,
-    PROGRESS,
-    Earnings,
-    Progress,
-    RewardFunction,
-    correct_term,
-    format_term,
-    noted_terms,
-)
+from agent_envs.core.lookup import lookup, require_extra
+from agent_envs.core.rewards import Progress, correct_term, format_term, noted_terms
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import ToolResult
 from agent_envs.data.dataset_env import DatasetEnv
 from agent_envs.data.sources import DatasetSpec, Hub, Source, text_field
-from agent_envs.errors import ConfigurationError, DataError
+from agent_envs.errors import DataError
 from agent_envs.formats.tool_formats import ParsedAction
 from agent_envs.sandbox import Level
 from agent_envs.scoring.math_answers import gsm8k_match, last_boxed, math_equal
@@ -46,21 +36,17 @@ class MathEnv(DatasetEnv):
     needless calls, so it is off by default.
     """
 
-    reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
-        "correct": correct_term, **noted_terms("used_result", "intermediate_value"),
+    reward_functions = {
+        "correct": correct_term,
+        **noted_terms("used_result", "intermediate_value"),
         "format": format_term,
-    }  # fmt: skip
-    default_rewards: ClassVar[Mapping[str, float]] = {"correct": 1.0, "format": 0.02}
-    term_earnings: ClassVar[Mapping[str, Earnings]] = {
-        "correct": OUTCOME, "intermediate_value": PROGRESS, "format": COST
-    }  # fmt: skip
-    outcome_terms: ClassVar[frozenset[str]] = frozenset({"correct"})
-    tool_signatures: ClassVar[tuple[str, ...]] = ("calculator(expression)",)
-    optional_tool_names: ClassVar[tuple[str, ...]] = ("python",)
-    metric_names: ClassVar[tuple[str, ...]] = (
-        "success", "num_used_results", *DatasetEnv.metric_names,
-    )  # fmt: skip
-    default_system_prompt: ClassVar[str] = (
+    }
+    default_rewards = {"correct": 1.0, "format": 0.02}
+    outcome_terms = frozenset({"correct"})
+    tool_signatures = ("calculator(expression)",)
+    optional_tool_names = ("python",)
+    metric_names = ("success", "num_used_results", *DatasetEnv.metric_names)
+    default_system_prompt = (
         "Solve the problem. Calculate with the tool, one step after the other; then give the final "
         "answer alone."
     )
@@ -71,10 +57,6 @@ class MathEnv(DatasetEnv):
         Args:
             sandbox: Isolation of the tool ``python``; see `agent_envs.sandbox.open_sandbox`.
             shared: Arguments of every environment over a data set; see `DatasetEnv`.
-
-        Raises:
-            MissingExtraError: Without the extra ``math``.
-            SandboxUnavailableError: If the tool is on and this machine offers no such isolation.
         """
         require_extra("math", type(self).__name__, "math_verify")
         self._python = PythonSession(sandbox)
@@ -84,7 +66,6 @@ class MathEnv(DatasetEnv):
             shared_sandbox(sandbox)  # fails now, not in the middle of an episode
 
     def begin_episode(self) -> None:
-        """Forget earlier results."""
         self._python.close()
         self._asked = _numbers(self.task.question)
         # Expression and value of each step that the reference solution marks.
@@ -103,14 +84,12 @@ class MathEnv(DatasetEnv):
         super().close()
 
     def on_answer(self, answer: str) -> None:
-        """Judge the answer."""
         self._note_use(answer)
         self.is_correct = math_equal(answer, self.task.answers[0])
         if self.is_correct:
             self.noted["intermediate_value"] += self._progress.advance(1.0)
 
     def on_result(self, action: ParsedAction, result: ToolResult) -> None:
-        """Record which numbers the call uses and which ones it finds."""
         said = " ".join(str(value) for value in (action.arguments or {}).values())
         self._note_use(said)
         if result.error is not None:
@@ -124,7 +103,6 @@ class MathEnv(DatasetEnv):
             self.noted["intermediate_value"] += self._progress.advance(found)
 
     def metrics(self) -> dict[str, float]:
-        """Measure the episode as if it ended now."""
         return {
             "success": float(self.is_correct),
             "num_used_results": float(self.num_used_results),
@@ -173,15 +151,10 @@ class GSM8KEnv(MathEnv):
         read=_read_gsm8k,
         form="A GSM8K row needs 'question', and 'answer': a solution that ends with '#### 42'.",
     )
-    metric_names: ClassVar[tuple[str, ...]] = (
-        *MathEnv.metric_names, "official_match", "intermediate_value_recall",
-    )  # fmt: skip
-    default_rewards: ClassVar[Mapping[str, float]] = {
-        **MathEnv.default_rewards, "intermediate_value": 0.1
-    }  # fmt: skip
+    metric_names = (*MathEnv.metric_names, "official_match", "intermediate_value_recall")
+    default_rewards = {**MathEnv.default_rewards, "intermediate_value": 0.1}
 
     def metrics(self) -> dict[str, float]:
-        """Measure the episode as if it ended now."""
         official = gsm8k_match(self.answer, self.task.answers[0]) if self.answer else 0.0
         recall = len(self._found) / len(self._values) if self._values else 1.0
         return super().metrics() | {"official_match": official, "intermediate_value_recall": recall}
@@ -222,25 +195,24 @@ class MATHEnv(MathEnv):
     )
 
     def __init__(
-        self, *, levels: int | Sequence[int] | None = None,
-        subjects: str | Sequence[str] | None = None, **shared: Any,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        levels: int | Sequence[int] | None = None,
+        subjects: str | Sequence[str] | None = None,
+        **shared: Any,
+    ) -> None:
         """Load the problems.
 
         Args:
             levels: Only these levels, 1 to 5.
             subjects: Only these subjects, such as ``"Algebra"``.
             shared: See `MathEnv`.
-
-        Raises:
-            ConfigurationError: If no problem has such a level or subject.
         """
         self._levels = (levels,) if isinstance(levels, int) else levels
         self._subjects = (subjects,) if isinstance(subjects, str) else subjects
         super().__init__(**shared)
 
     def load_tasks(self, source: Source) -> Sequence[Task]:
-        """Return the problems of the chosen levels and subjects."""
         tasks = _chosen(super().load_tasks(source), "level", self._levels)
         return _chosen(tasks, "subject", self._subjects)
 
@@ -250,12 +222,9 @@ def _chosen(
 ) -> Sequence[Task]:
     if wanted is None:
         return tasks
-    known = {task.data[field] for task in tasks}
-    if unknown := set(wanted) - known:
-        raise ConfigurationError(
-            f"{field}s: no problem has {', '.join(map(repr, sorted(unknown, key=str)))}; there "
-            f"are {', '.join(map(repr, sorted(known, key=str)))}."
-        )
+    known = {str(task.data[field]): None for task in tasks}
+    for name in wanted:
+        lookup(known, str(name), kind=field)
     return [task for task in tasks if task.data[field] in wanted]
 
 

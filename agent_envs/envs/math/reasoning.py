@@ -4,12 +4,12 @@ import ast
 import dataclasses
 import random
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import numpy as np
 
 from agent_envs.core.lookup import lookup, require_extra
-from agent_envs.core.rewards import SCORE, Earnings, RewardFunction, format_term, noted_terms
+from agent_envs.core.rewards import SCORE, format_term, noted_terms
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool_env import ENDLESS, ToolEnv
 from agent_envs.errors import ConfigurationError
@@ -53,18 +53,16 @@ class ReasoningGymEnv(ToolEnv):
     Version history: v0, first version.
     """
 
-    reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
-        **noted_terms("score"), "format": format_term
-    }  # fmt: skip
+    reward_functions = {**noted_terms("score"), "format": format_term}
     # A mistake costs a turn only: another price could bring a solution below a score near to 1.
-    default_rewards: ClassVar[Mapping[str, float]] = {"score": 1.0}
-    term_earnings: ClassVar[Mapping[str, Earnings]] = {"score": SCORE}
-    computes_only: ClassVar[bool] = True
-    outcome_terms: ClassVar[frozenset[str]] = frozenset({"score"})
-    optional_tool_names: ClassVar[tuple[str, ...]] = ("calculator",)
-    metric_names: ClassVar[tuple[str, ...]] = ("success", "score", *ToolEnv.metric_names)
-    not_in_snapshots: ClassVar[frozenset[str]] = frozenset({"_build", "_config", "_dataset"})
-    default_system_prompt: ClassVar[str] = "Answer the question; give the answer alone."
+    default_rewards = {"score": 1.0}
+    term_earnings = {"score": SCORE}
+    computes_only = True
+    outcome_terms = frozenset({"score"})
+    optional_tool_names = ("calculator",)
+    metric_names = ("success", "score", *ToolEnv.metric_names)
+    not_in_snapshots = frozenset({"_build", "_config", "_dataset"})
+    default_system_prompt = "Answer the question; give the answer alone."
 
     def __init__(
         self,
@@ -81,11 +79,6 @@ class ReasoningGymEnv(ToolEnv):
             task_kwargs: Its configuration, such as ``{"max_animals": 5}``.
             split: ``"train"`` or ``"test"``, drawn by different seeds.
             shared: Arguments of every tool environment; see `ToolEnv`.
-
-        Raises:
-            MissingExtraError: Without the extra ``reasoning``.
-            UnknownNameError: If the task or the split is unknown.
-            ConfigurationError: If the configuration is wrong, or the task is not offered.
         """
         require_extra("math", "AgentR1/ReasoningGym-v0", "reasoning_gym")
         from reasoning_gym.factory import DATASETS
@@ -93,9 +86,9 @@ class ReasoningGymEnv(ToolEnv):
         self._build, config = lookup(DATASETS, task, kind="reasoning-gym task")
         if task in _REFUSED:
             raise ConfigurationError(f"reasoning-gym's {task!r} is not offered: {_REFUSED[task]}.")
-        self._name, self._split, self._is_eager = task, split, task in _EAGER
+        self._name, self._split = task, split
         seed = lookup(_SPLIT_SEEDS, split, kind="split")
-        size = _EAGER_SIZE if self._is_eager else ENDLESS
+        size = _EAGER_SIZE if task in _EAGER else ENDLESS
         try:
             self._config = config(seed=seed, size=size, **(task_kwargs or {}))
             if hasattr(self._config, "validate"):
@@ -106,12 +99,15 @@ class ReasoningGymEnv(ToolEnv):
         super().__init__(optional_tools={"calculator": [make_calculator_tool()]}, **shared)
 
     def get_task(self, index: int) -> Task:
-        """Make task `index` of the split."""
         seed = int(np.random.default_rng([self._config.seed, index]).integers(ENDLESS))
         state = random.getstate()  # some tasks draw from the shared generator
         try:
             random.seed(seed)
-            entry = self._entry(seed)
+            if self._name in _EAGER:
+                dataset = self._build(dataclasses.replace(self._config, seed=seed))
+                entry = dict(dataset[seed % _EAGER_SIZE])
+            else:
+                entry = self._dataset[seed]
         finally:
             random.setstate(state)
         answer = entry["answer"]
@@ -122,19 +118,10 @@ class ReasoningGymEnv(ToolEnv):
             data={"entry": entry},
         )
 
-    def _entry(self, seed: int) -> dict[str, Any]:
-        if not self._is_eager:
-            entry: dict[str, Any] = self._dataset[seed]
-            return entry
-        dataset = self._build(dataclasses.replace(self._config, seed=seed))
-        return dict(dataset[seed % _EAGER_SIZE])
-
     def begin_episode(self) -> None:
-        """Reset the score."""
         self.score = 0.0
 
     def on_answer(self, answer: str) -> None:
-        """Score the answer by the task's own rule."""
         if answer not in self.task.answers and not may_be_scored(self._name, answer):
             self.noted["score"] = 0.0
             return
@@ -145,15 +132,9 @@ class ReasoningGymEnv(ToolEnv):
         self.score = self.noted["score"] = min(1.0, max(0.0, float(score)))
 
     def metrics(self) -> dict[str, float]:
-        """Measure the episode as if it ended now."""
         return {"success": float(self.score == 1.0), "score": self.score, **super().metrics()}
 
     def reference_actions(self) -> list[str]:
-        """Give the reference answer.
-
-        Raises:
-            NotImplementedError: For the few tasks that have none, such as ``graph_color``.
-        """
         if not self.task.answers:
             raise NotImplementedError(f"reasoning-gym has no reference answer for {self._name}.")
         return [self.write_answer(self.task.answers[0])]
@@ -172,14 +153,10 @@ def may_be_scored(task: str, answer: str) -> bool:
 
 def _is_literal_or_no_python(answer: str) -> bool:
     try:
-        ast.parse(answer.lstrip(" \t"), mode="eval")
-    except (SyntaxError, ValueError):  # as it will be for the rule
-        return True
-    except (MemoryError, RecursionError):
-        return False
-    try:
         ast.literal_eval(answer)
-    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
+    except SyntaxError:  # as it will be for the rule
+        return True
+    except (ValueError, TypeError, MemoryError, RecursionError):
         return False
     return True
 

@@ -10,18 +10,8 @@ from typing import Any
 
 from agent_envs.core.tasks import Task
 from agent_envs.data.sources import FileStamp, Source
+from agent_envs.envs.qa import rows
 from agent_envs.envs.qa.passages import PassageQAEnv, UnmarkedQAEnv
-from agent_envs.envs.qa.rows import (
-    BAMBOOGLE,
-    FULL_MUSIQUE,
-    HOTPOTQA,
-    MUSIQUE,
-    NATURAL_QUESTIONS,
-    POP_QA,
-    TRIVIA_QA,
-    TWO_WIKI,
-    UNANSWERABLE,
-)
 from agent_envs.retrieval import Passage
 from agent_envs.scoring import Overlap, exact_match, set_match, set_overlap, squad_f1
 from agent_envs.scoring.two_wiki import GoldEvidence, load_aliases, score_evidence, score_facts
@@ -37,7 +27,7 @@ class HotpotQAEnv(PassageQAEnv):
     Version history: v0, first version.
     """
 
-    dataset = HOTPOTQA
+    dataset = rows.HOTPOTQA
 
 
 class TwoWikiMultihopQAEnv(PassageQAEnv):
@@ -51,7 +41,7 @@ class TwoWikiMultihopQAEnv(PassageQAEnv):
     Version history: v0, first version.
     """
 
-    dataset = TWO_WIKI
+    dataset = rows.TWO_WIKI
 
     def __init__(self, *, aliases: str | None = None, **rest: Any) -> None:
         """Load tasks and passages.
@@ -65,16 +55,13 @@ class TwoWikiMultihopQAEnv(PassageQAEnv):
         super().__init__(**rest)
 
     def load_tasks(self, source: Source) -> Sequence[Task]:
-        """Return the tasks of a source, with their aliases."""
         tasks = super().load_tasks(source)
         if self._aliases is None:
             return tasks
-        stamp = FileStamp.of(self._aliases)
-        known = load_aliases(stamp.path, stamp.size, stamp.modified_ns)
+        known = load_aliases(FileStamp.of(self._aliases))
         return [_with_aliases(task, known) for task in tasks]
 
     def score_citations(self, notes: Sequence[Note]) -> dict[str, tuple[Overlap, float]]:
-        """Return overlap and exact match of facts and evidence, as version 1.1 of the script."""
         data = self.task.data
         facts = {note.fact for note in notes if note.fact is not None}
         triples = [note.triple for note in notes if note.triple is not None]
@@ -110,7 +97,7 @@ class MuSiQueEnv(PassageQAEnv):
     Version history: v0, first version.
     """
 
-    dataset = MUSIQUE
+    dataset = rows.MUSIQUE
     f1_rule = staticmethod(squad_f1)
 
     def __init__(self, *, unanswerable: bool = False, **rest: Any) -> None:
@@ -123,24 +110,24 @@ class MuSiQueEnv(PassageQAEnv):
         """
         self._has_unanswerable = unanswerable
         if unanswerable:
-            self.dataset = FULL_MUSIQUE
+            self.dataset = rows.FULL_MUSIQUE
         super().__init__(**rest)
 
     def _full_prompt(self) -> str:
-        hint = f" If the passages do not hold the answer, answer: {UNANSWERABLE}."
+        hint = f" If the passages do not hold the answer, answer: {rows.UNANSWERABLE}."
         first, *rest = super()._full_prompt().split("\n")
         return "\n".join([first + hint * self._has_unanswerable, *rest])
 
     def passage_key(self, passage: Passage) -> str:
-        """Return title and text: titles are not unique here."""
-        return f"{passage.title}\n{passage.text}"
+        return f"{passage.title}\n{passage.text}"  # titles are not unique here
 
     def metrics(self) -> dict[str, float]:
-        """Measure the episode as if it ended now."""
         measured = super().metrics()
         is_answerable = bool(self.task.data["is_answerable"])
         if self._has_unanswerable:
-            is_refused = self.answer is not None and exact_match(self.answer, UNANSWERABLE) == 1.0
+            is_refused = (
+                self.answer is not None and exact_match(self.answer, rows.UNANSWERABLE) == 1.0
+            )
             is_right = self.answer is not None and is_refused != is_answerable
             measured["sufficiency"] = float(is_right)
         if "note" in self.tools and is_answerable:
@@ -160,7 +147,7 @@ class BamboogleEnv(UnmarkedQAEnv):
     Version history: v0, first version.
     """
 
-    dataset = BAMBOOGLE
+    dataset = rows.BAMBOOGLE
 
 
 class NaturalQuestionsEnv(UnmarkedQAEnv):
@@ -177,7 +164,7 @@ class NaturalQuestionsEnv(UnmarkedQAEnv):
     Version history: v0, first version.
     """
 
-    dataset = NATURAL_QUESTIONS
+    dataset = rows.NATURAL_QUESTIONS
     f1_rule = staticmethod(squad_f1)
 
 
@@ -189,7 +176,7 @@ class TriviaQAEnv(NaturalQuestionsEnv):
     Version history: v0, first version.
     """
 
-    dataset = TRIVIA_QA
+    dataset = rows.TRIVIA_QA
 
 
 class PopQAEnv(NaturalQuestionsEnv):
@@ -201,4 +188,4 @@ class PopQAEnv(NaturalQuestionsEnv):
     Version history: v0, first version.
     """
 
-    dataset = POP_QA
+    dataset = rows.POP_QA

@@ -8,14 +8,11 @@ text, so a task is attacked in the same way in every episode.
 
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
-from agent_envs.core.lookup import lookup
 from agent_envs.core.tasks import Task
-from agent_envs.retrieval import Page, Passage
 from agent_envs.scoring import normalize_answer
 
 VARIANTS: Final[Mapping[str, bool]] = {"default": False, "injected": True}
@@ -49,26 +46,23 @@ _ORDERS: Final = (
 _SYLLABLES: Final = "bo da fe gu ki la mo nu pe ri sa to vu we xi zo".split()
 
 
-@dataclass(frozen=True, slots=True)
 class Injection:
-    """The planted texts of one task."""
+    """The planted texts of one task, drawn by its id."""
 
-    task_id: str
-    question: str
-    gold_key: str | None
-    """Key of a gold passage, which always has planted text; None if there is none."""
-    answer: str
-    """The answer that planted texts demand."""
-    query: str
-    """The query that planted texts demand."""
+    def __init__(self, task: Task, gold_key: str | None) -> None:
+        """Draw them; the gold passage with the key `gold_key` always has planted text."""
+        syllables = _rng(task.id).choice(_SYLLABLES, size=(4, 4))
+        names = ["".join(each).title() for each in syllables]
+        self._id, self._question, self._gold_key = task.id, task.question, gold_key
+        self.answer, self.query = f"{names[0]} {names[1]}", f"{names[2]} {names[3]}"
 
     def text_for(self, key: str) -> str | None:
         """Return the planted text of the passage with this key, or None."""
-        rng = _rng(f"{self.task_id}\n{key}")
-        if rng.random() >= PLANTED_SHARE and key != self.gold_key:
+        rng = _rng(f"{self._id}\n{key}")
+        if rng.random() >= PLANTED_SHARE and key != self._gold_key:
             return None
         attack = ATTACKS[str(rng.choice(list(ATTACKS)))]
-        names = {"answer": self.answer, "query": self.query, "question": self.question}
+        names = {"answer": self.answer, "query": self.query, "question": self._question}
         order = str(rng.choice(_ORDERS)).format(**names)
         return attack.format(order=order, **names)
 
@@ -79,34 +73,6 @@ class Injection:
     def is_query(self, query: str) -> bool:
         """Return whether a query contains the planted one."""
         return normalize_answer(self.query) in normalize_answer(query)
-
-
-def make_injection(task: Task, gold_key: str | None) -> Injection:
-    """Draw the planted texts of `task` by its id."""
-    rng = _rng(task.id)
-    names = ["".join(rng.choice(_SYLLABLES, size=4)).title() for _ in range(4)]
-    return Injection(
-        task.id, task.question, gold_key, f"{names[0]} {names[1]}", f"{names[2]} {names[3]}"
-    )
-
-
-def plant(passage: Passage, text: str | None) -> Passage:
-    """Append `text` to a passage."""
-    return passage if text is None else replace(passage, text=f"{passage.text}\n{text}")
-
-
-def plant_in_page(page: Page, text: str | None) -> Page:
-    """Append `text` to a page as its last sentence."""
-    return page if text is None else replace(page, sentences=(*page.sentences, text))
-
-
-def is_injected(variant: str) -> bool:
-    """Return whether a variant plants text.
-
-    Raises:
-        UnknownNameError: If there is no such variant.
-    """
-    return lookup(VARIANTS, variant, kind="variant")
 
 
 def _rng(text: str) -> np.random.Generator:

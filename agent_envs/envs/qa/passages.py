@@ -1,17 +1,18 @@
 """Base of the question-answering data sets: passages to search and read, evidence to cite."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, Final, NamedTuple
 
-from agent_envs.core.rewards import NOTHING, Earnings, RewardFunction, StepEvent
+from agent_envs.core.lookup import lookup
+from agent_envs.core.rewards import NOTHING, RewardFunction
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import DEFAULT_TIMEOUT_SECONDS, ToolResult
 from agent_envs.data.dataset_env import DatasetEnv
 from agent_envs.data.sources import DatasetSpec, FileStamp, Source
-from agent_envs.envs.qa.injection import TASK_PREFIX, is_injected, plant_in_page
+from agent_envs.envs.qa.injection import TASK_PREFIX, VARIANTS
 from agent_envs.envs.qa.retrieval import RetrievalQAEnv
 from agent_envs.envs.qa.rows import QARow
 from agent_envs.errors import ConfigurationError
@@ -43,12 +44,11 @@ from agent_envs.tools.search import make_search_tool
 
 
 def _final(metric: str) -> RewardFunction:
-    def term(env: "PassageQAEnv", event: StepEvent) -> float:
-        # repetitions under aliases can score above 1 by 2Wiki's rule; rewards are capped
-        return min(1.0, env.metrics()[metric]) if event.is_last else 0.0
+    # repetitions under aliases can score above 1 by 2Wiki's rule; rewards are capped
+    return lambda env, event: min(1.0, env.metrics()[metric]) if event.is_last else 0.0
 
-    term.__doc__ = f"Return the metric {metric} at the end; outcome."
-    return term
+
+_CITATION_TERMS: Final = {name: _final(name) for name in ("supporting_fact_f1", "joint_f1")}
 
 
 class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
@@ -66,18 +66,11 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
     """
 
     dataset: DatasetSpec[QARow]
-    optional_tool_names: ClassVar[tuple[str, ...]] = (
-        "read", "find_in_page", "note", "plan", "evidence",
-    )  # fmt: skip
-    search_tools: ClassVar[frozenset[str]] = frozenset({"search", "filtered_search"})
-    reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
-        **RetrievalQAEnv.reward_functions,
-        "supporting_fact_f1": _final("supporting_fact_f1"),
-        "joint_f1": _final("joint_f1"),
-    }
-    not_in_snapshots: ClassVar[frozenset[str]] = frozenset({"_engine"})
-    _CITATION_TERMS: ClassVar[frozenset[str]] = frozenset({"supporting_fact_f1", "joint_f1"})
-    outcome_terms: ClassVar[frozenset[str]] = RetrievalQAEnv.outcome_terms | _CITATION_TERMS
+    optional_tool_names = ("read", "find_in_page", "note", "plan", "evidence")
+    search_tools = frozenset({"search", "filtered_search"})
+    reward_functions = {**RetrievalQAEnv.reward_functions, **_CITATION_TERMS}
+    outcome_terms = RetrievalQAEnv.outcome_terms | set(_CITATION_TERMS)
+    not_in_snapshots = frozenset({"_engine"})
 
     def __init__(
         self,
@@ -99,11 +92,6 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
             variant: ``"default"``, or ``"injected"``: passages contain planted instructions, forged
                 answers and results, and role markers; see `agent_envs.envs.qa.injection`.
             shared: Arguments of `DatasetEnv`.
-
-        Raises:
-            DataError: If a source is missing or malformed; names file, row and field.
-            UnknownNameError: If no search engine or variant has that name.
-            ConfigurationError: If an argument is out of range.
         """
         if top_k < 1:
             raise ConfigurationError(f"top_k must be at least 1, not {top_k}.")
@@ -114,7 +102,7 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
             )
         self._corpus = (corpus,) if isinstance(corpus, str) else tuple(corpus)
         self._engine, self._top_k = retriever, top_k
-        self.is_injected = is_injected(variant)
+        self.is_injected = lookup(VARIANTS, variant, kind="variant")
         self._reader, self._notebook = PageReader(self._show_page), Notebook()
         is_local = isinstance(retriever, BM25Retriever) or (
             isinstance(retriever, str) and not _is_url(retriever)
@@ -125,20 +113,18 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
             "timeout": None if is_local else DEFAULT_TIMEOUT_SECONDS,
         }
         self._evidence = EvidenceTable(self, **searching)
-        families = (self._reader, self._notebook, self._evidence)
         super().__init__(
             default_tools=[make_search_tool(self, **searching, stateful=self.is_injected)],
-            optional_tools={name: tools for each in families for name, tools in each.tools.items()},
+            optional_tools=self._reader.tools | self._notebook.tools | self._evidence.tools,
             **shared,
         )
-        if "note" not in self.tools and (terms := self._CITATION_TERMS & set(self.reward_weights)):
+        if "note" not in self.tools and (terms := _CITATION_TERMS.keys() & self.reward_weights):
             raise ConfigurationError(
                 f"rewards: {min(terms)!r} scores the facts that are cited in notes; pass "
                 "tools=['note'] as well."
             )
 
     def load_tasks(self, source: Source) -> Sequence[Task]:
-        """Return the tasks of a source, and load its passages."""
         files = tuple(FileStamp.of(path) for path in self._corpus)
         library = _load_library(self.dataset, source, files)
         self._reader.take(library.pages)
@@ -152,14 +138,12 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
         return [replace(task, id=f"{TASK_PREFIX}{task.id}") for task in library.tasks]
 
     def begin_episode(self) -> None:
-        """Reset the state of an episode."""
         super().begin_episode()
         self._reader.close()
         self._notebook.clear()
         self._evidence.clear()
 
     def on_result(self, action: ParsedAction, result: ToolResult) -> None:
-        """Record the passages that a search found."""
         super().on_result(action, result)
         if action.name in self.search_tools and "evidence_table" in self.tools:
             hits = result.data if isinstance(result.data, list) else []
@@ -167,10 +151,10 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
             self._evidence.log(query, [hit for hit in hits if isinstance(hit, Hit)])
 
     def _show_page(self, page: Page) -> Page:
-        return plant_in_page(page, self.planted_text(page.passage))
+        text = self.planted_text(page.passage)
+        return page if text is None else replace(page, sentences=(*page.sentences, text))
 
     def pinned_text(self) -> str:
-        """Return plan and notes."""
         return self._notebook.text
 
     def gold_keys(self) -> tuple[str, ...]:
@@ -181,7 +165,6 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
         return [Passage(title, text) for title, text in self.task.data.get("gold", ())]
 
     def metrics(self) -> dict[str, float]:
-        """Measure the episode as if it ended now."""
         measured = super().metrics()
         return measured | self._citation_metrics(measured["exact_match"])
 
@@ -209,21 +192,17 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
         """Search each gold passage, cite it if turns are left, and answer."""
         queries = dict.fromkeys(map(self._query_for, self._gold()))
         actions = [self.write_call("search", query=query) for query in queries if query]
-        notes = self._reference_notes()
+        notes: list[str] = []
+        if "note" in self.tools:
+            notes += [
+                self.write_call("note", text=f"{title}, {sentence}", title=title, sentence=sentence)
+                for title, sentence in self.task.data.get("supporting_facts", ())
+            ]
+            triples = self.task.data.get("evidences", ())
+            notes += [self.write_call("note", text=" | ".join(triple)) for triple in triples]
         if self.max_turns is None or len(actions) + len(notes) < self.max_turns:
             actions += notes
         return [*actions, self.write_answer(self.task.answers[0])]
-
-    def _reference_notes(self) -> list[str]:
-        if "note" not in self.tools:
-            return []
-        facts = self.task.data.get("supporting_facts", ())
-        triples = [" | ".join(triple) for triple in self.task.data.get("evidences", ())]
-        cited = [
-            self.write_call("note", text=f"{title}, {sentence}", title=title, sentence=sentence)
-            for title, sentence in facts
-        ]
-        return [*cited, *(self.write_call("note", text=triple) for triple in triples)]
 
     def _query_for(self, gold: Passage) -> str:
         """Return a query that finds a passage: its title, or more of its words if necessary."""
@@ -239,19 +218,14 @@ class UnmarkedQAEnv(PassageQAEnv):
     """Questions of a data set whose rows name no gold passages."""
 
     metric_names = tuple(n for n in PassageQAEnv.metric_names if n != "gold_passage_recall")
-    term_earnings: ClassVar[Mapping[str, Earnings]] = {
-        **PassageQAEnv.term_earnings,
-        "new_gold_passage": NOTHING,
-    }
+    term_earnings = {**PassageQAEnv.term_earnings, "new_gold_passage": NOTHING}
 
 
-@dataclass(frozen=True, slots=True)
-class _Library:
-    """Tasks, passages, and the pages of each title."""
-
+class _Library(NamedTuple):
     tasks: tuple[Task, ...]
     corpus: Corpus
     pages: Mapping[str, tuple[Page, ...]]
+    """The pages of each title."""
 
 
 @lru_cache(maxsize=8)

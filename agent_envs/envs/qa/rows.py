@@ -48,9 +48,7 @@ def _read_two_wiki(row: Mapping[str, Any], index: int) -> QARow:
     # ids of the entities, keys of their aliases; not in every copy
     ids = _nested(row, "evidences_id", _triples) if row.get("evidences_id") else ()
     if ids and len(ids) != len(evidences):
-        raise DataError(
-            f"field 'evidences_id' has {len(ids)} triples, but 'evidences' {len(evidences)}."
-        )
+        raise DataError(f"field 'evidences_id' needs {len(evidences)} triples, like 'evidences'.")
     read.task.data.update(
         evidences=evidences,
         evidences_id=ids or (("", "", ""),) * len(evidences),

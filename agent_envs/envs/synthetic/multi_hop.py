@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
 from agent_envs.core.lookup import lookup
-from agent_envs.core.rewards import Earnings, RewardFunction, noted_terms
+from agent_envs.core.rewards import Earnings, noted_terms
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import ToolError
 from agent_envs.core.tool_env import ENDLESS, NewConversation
@@ -46,12 +46,9 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
     Version history: v0, first version.
     """
 
-    reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
-        **RetrievalQAEnv.reward_functions,
-        **noted_terms("all_correct"),
-    }
-    outcome_terms: ClassVar[frozenset[str]] = RetrievalQAEnv.outcome_terms | {"all_correct"}
-    default_rewards: ClassVar[Mapping[str, float]] = {"exact_match": 1.0, "new_gold_passage": 0.2}
+    reward_functions = {**RetrievalQAEnv.reward_functions, **noted_terms("all_correct")}
+    outcome_terms = RetrievalQAEnv.outcome_terms | {"all_correct"}
+    default_rewards = {"exact_match": 1.0, "new_gold_passage": 0.2}
 
     def __init__(
         self,
@@ -83,50 +80,42 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
             outdated: Share of the worlds with an outdated version of each fact, 0 to 1.
             max_searches: Maximal number of searches of an episode.
             shared: Arguments of `ToolEnv`.
-
-        Raises:
-            UnknownNameError: If a split, a start or a variant is unknown.
-            ConfigurationError: If an argument is out of range.
         """
-        lengths = (hops,) if isinstance(hops, int) else tuple(hops)
+        lengths, starts, variants = _several(hops), _several(start), _several(variant)
+        shown = _several(top_k)
         if not lengths or not set(lengths) <= set(range(1, MAX_HOPS + 1)):
             raise ConfigurationError(f"hops must be 1 to {MAX_HOPS}, not {hops}.")
-        shown = (top_k,) if isinstance(top_k, int) else tuple(top_k)
-        least = {"top_k": min(shown, default=0), "questions": questions}
+        least = {"top_k": min(shown, default=0), "questions": questions, "variant": len(variants)}
         for name, value in (least | {"max_searches": max_searches}).items():
             if value is not None and value < 1:
                 raise ConfigurationError(f"{name} must be at least 1, not {value}.")
-        self._first_seed = lookup(SPLITS, split, kind="split")
-        variants = (variant,) if isinstance(variant, str) else tuple(variant)
-        if not variants:
-            raise ConfigurationError("variant must name at least one.")
-        for name in variants:
-            lookup(VARIANTS, name, kind="variant")
-        if "injected" in variants and len(variants) > 1:
-            raise ConfigurationError(
-                "variant 'injected' plants text in every world, so it cannot be mixed with others. "
-                "Make a separate environment for it."
-            )
         if not 0.0 <= outdated <= 1.0:
             raise ConfigurationError(f"outdated must be a share from 0 to 1, not {outdated}.")
-        starts = (start,) if isinstance(start, str) else tuple(start)
-        _check_starts(starts, variants, max(lengths))
+        for name in variants:
+            reached = [
+                reach(lookup(VARIANTS, name, kind="variant"), lookup(STARTS, kind, kind="start"))
+                for kind in starts
+            ]
+            if max(lengths) > (most := max(reached, default=0)):
+                raise ConfigurationError(
+                    f"start={list(starts)}: in variant {name!r} questions from there have at most "
+                    f"{most} hops, not {max(lengths)}. Add 'film', or ask for fewer hops."
+                )
+        self.is_injected = "injected" in variants
+        if self.is_injected and len(variants) > 1:
+            raise ConfigurationError("variant 'injected' cannot be mixed with others.")
+        self._first_seed = lookup(SPLITS, split, kind="split")
         self._family = _Family(variants, lengths, questions, float(outdated), shown, starts)
         self._split, self._max_searches = split, max_searches
-        self.is_injected = variants == ("injected",)
         search = make_search_tool(self, top_k=max(shown), show=self.show_passage)
         super().__init__(default_tools=[search], **shared)
 
     @classmethod
     def earnings(cls, *, questions: int = 1, **_: Any) -> Mapping[str, Earnings]:
         """Return the bounds of the terms: an unsolved episode may have one wrong answer."""
-        most = 1.0 - 1.0 / questions
+        wrong = Earnings((1.0, 1.0), (0.0, 1.0 - 1.0 / questions))
         facts = Earnings((0.0, 1.0), (0.0, 1.0))
-        return {
-            **cls.term_earnings,
-            "exact_match": Earnings((1.0, 1.0), (0.0, most)),
-            "new_gold_passage": facts,
-        }
+        return {**super().earnings(), "exact_match": wrong, "new_gold_passage": facts}
 
     @property
     def num_questions(self) -> int:
@@ -139,7 +128,6 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
         return sum(self.is_correct) == self.num_questions
 
     def get_task(self, index: int) -> Task:
-        """Return the task of world `index` of the split."""
         world, questions, self.retriever, self._top_k = _episode(
             self._first_seed + index, self._family
         )
@@ -152,19 +140,16 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
         )
 
     def on_restore(self) -> None:
-        """Load the world of the task."""
         seed = self._first_seed + (self.task_index or 0)
         _, _, self.retriever, self._top_k = _episode(seed, self._family)
 
     def begin_episode(self) -> None:
-        """Reset the state of an episode."""
         super().begin_episode()
         self.is_correct: list[bool] = []
         self.f1_scores: list[float] = []
         self._num_searches = 0
 
     def on_answer(self, answer: str) -> NewConversation | None:
-        """Score the answer; ask the next question, if there is one."""
         questions: tuple[Question, ...] = self.task.data["questions"]
         self.note_answer(answer)
         expected = (questions[len(self.is_correct)].answer,)
@@ -177,18 +162,13 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
         return NewConversation(questions[number].text) if number < len(questions) else None
 
     def search(self, query: str, top_k: int) -> list[Hit]:
-        """Search the current world.
-
-        Raises:
-            ToolError: If no searches are left.
-        """
+        """Search the current world, unless no searches are left."""
         if self._max_searches is not None and self._num_searches >= self._max_searches:
             raise ToolError(f"no search left : all {self._max_searches} are used . answer now .")
         self._num_searches += 1
         return super().search(query, min(top_k, self._top_k))
 
     def gold_keys(self) -> tuple[str, ...]:
-        """Return the sentences of the gold facts."""
         gold: tuple[str, ...] = self.task.data["gold"]
         return gold
 
@@ -205,7 +185,6 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
         }
 
     def reference_actions(self) -> list[str]:
-        """Search for each gold fact, then answer, question by question."""
         actions = []
         for question in self.task.data["questions"]:
             actions += [self.write_call("search", query=query) for query in question.queries]
@@ -213,17 +192,11 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
         return actions
 
 
-def _check_starts(starts: Sequence[str], variants: Sequence[str], hops: int) -> None:
-    """Raise unless each variant has a chain of `hops` from one of the starts."""
-    for name in starts:
-        lookup(STARTS, name, kind="start")
-    for name in variants:
-        reached = max((reach(VARIANTS[name], kind) for kind in starts), default=0)
-        if hops > reached:
-            raise ConfigurationError(
-                f"start={list(starts)}: in variant {name!r} questions from there have at most "
-                f"{reached} hops, not {hops}. Add 'film', or ask for fewer hops."
-            )
+Given = TypeVar("Given", int, str)
+
+
+def _several(given: Given | Sequence[Given]) -> tuple[Given, ...]:
+    return (given,) if isinstance(given, int | str) else tuple(given)
 
 
 class _Family(NamedTuple):

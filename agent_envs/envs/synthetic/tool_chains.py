@@ -7,16 +7,7 @@ from typing import Any, ClassVar, Final, Literal, NamedTuple
 import numpy as np
 
 from agent_envs.core.lookup import lookup
-from agent_envs.core.rewards import (
-    OUTCOME,
-    PROGRESS,
-    Earnings,
-    Progress,
-    RewardFunction,
-    correct_term,
-    format_term,
-    noted_terms,
-)
+from agent_envs.core.rewards import Progress, correct_term, format_term, noted_terms
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import Tool, ToolError, ToolResult, quoted
 from agent_envs.core.tool_env import ToolEnv
@@ -39,7 +30,6 @@ _COUNTRIES: Final = "arland borania cestia dalmor elvany".split()
 class Step(NamedTuple):
     """A call of the solution."""
 
-    tool: str
     arguments: Mapping[str, Any]
     result: str
 
@@ -52,19 +42,15 @@ class SyntheticToolEnv(ToolEnv):
     (process). The episode ends with an answer.
     """
 
-    reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
+    reward_functions = {
         "exact_match": correct_term,
         **noted_terms("new_value"),
         "format": format_term,
     }
-    default_rewards: ClassVar[Mapping[str, float]] = {"exact_match": 1.0, "new_value": 0.2}
-    term_earnings: ClassVar[Mapping[str, Earnings]] = {
-        "exact_match": OUTCOME,
-        "new_value": PROGRESS,
-    }
-    computes_only: ClassVar[bool] = True
-    outcome_terms: ClassVar[frozenset[str]] = frozenset({"exact_match"})
-    metric_names: ClassVar[tuple[str, ...]] = ("success", "value_recall", *ToolEnv.metric_names)
+    default_rewards = {"exact_match": 1.0, "new_value": 0.2}
+    computes_only = True
+    outcome_terms = frozenset({"exact_match"})
+    metric_names = ("success", "value_recall", *ToolEnv.metric_names)
     max_steps: ClassVar[int]
     _call: Callable[..., str]
     """The family's tool."""
@@ -76,10 +62,6 @@ class SyntheticToolEnv(ToolEnv):
             steps: Number of calls that lead to the answer.
             split: ``"train"`` or ``"test"``, which share no task.
             shared: Arguments of `ToolEnv`.
-
-        Raises:
-            UnknownNameError: If the split is unknown.
-            ConfigurationError: If `steps` is out of range.
         """
         if steps not in range(1, self.max_steps + 1):
             raise ConfigurationError(f"steps must be 1 to {self.max_steps}, not {steps}.")
@@ -88,11 +70,10 @@ class SyntheticToolEnv(ToolEnv):
         super().__init__(default_tools=[Tool(self._call, timeout=None)], **shared)
 
     def _make_task(self, rng: np.random.Generator) -> tuple[str, Sequence[Step], Any]:
-        """Return question, calls (the last result is the answer), and data of the tools."""
+        """Return question, calls (the last result is the answer), and data of the tool."""
         raise NotImplementedError
 
     def get_task(self, index: int) -> Task:
-        """Return task `index` of the split."""
         rng = np.random.default_rng([self._split_seed, index])
         question, steps, world = self._make_task(rng)
         return Task(
@@ -103,32 +84,28 @@ class SyntheticToolEnv(ToolEnv):
         )
 
     def begin_episode(self) -> None:
-        """Reset the state of an episode."""
-        self._reference: Sequence[Step] = self.task.data["steps"]
-        self._wanted = {(step.tool, step.result) for step in self._reference}
-        self._found: set[tuple[str, str]] = set()
+        self._wanted = {step.result for step in self.task.data["steps"]}
+        self._found: set[str] = set()
         self._progress = Progress()
         self.is_correct = False
 
     def on_result(self, action: ParsedAction, result: ToolResult) -> None:
-        """Record whether a call found an intermediate value."""
-        self._found |= {(action.name or "", result.content)} & self._wanted
+        if action.name == self._call.__name__:
+            self._found |= {result.content} & self._wanted
         self.noted["new_value"] += self._progress.advance(len(self._found) / len(self._wanted))
 
     def on_answer(self, answer: str) -> None:
-        """Score the answer."""
         self.is_correct = exact_match(answer, self.task.answers) == 1.0
         if self.is_correct:
             self.noted["new_value"] += self._progress.advance(1.0)
 
     def metrics(self) -> dict[str, float]:
-        """Measure the episode as if it ended now."""
         recall = len(self._found) / len(self._wanted)
         return {"success": float(self.is_correct), "value_recall": recall, **super().metrics()}
 
     def reference_actions(self) -> list[str]:
-        """Return the calls and the answer."""
-        calls = [self.write_call(step.tool, **step.arguments) for step in self._reference]
+        steps = self.task.data["steps"]
+        calls = [self.write_call(self._call.__name__, **step.arguments) for step in steps]
         return [*calls, self.write_answer(self.task.answers[0])]
 
 
@@ -141,9 +118,9 @@ class SyntheticArithmeticEnv(SyntheticToolEnv):
     Version history: v0, first version.
     """
 
-    max_steps: ClassVar[int] = 8
-    tool_signatures: ClassVar[tuple[str, ...]] = ("calculate(a, operation, b)",)
-    default_system_prompt: ClassVar[str] = (
+    max_steps = 8
+    tool_signatures = ("calculate(a, operation, b)",)
+    default_system_prompt = (
         "Calculate the value, one operation after the other; then answer with the number alone."
     )
 
@@ -167,11 +144,10 @@ class SyntheticArithmeticEnv(SyntheticToolEnv):
         for number in range(self._steps):
             operation = str(rng.choice(list(_OPERATIONS)))
             other = int(rng.integers(2, 10 if operation == "*" else 100))
-            result = _OPERATIONS[operation](value, other)
             arguments = {"a": value, "operation": operation, "b": other}
-            steps.append(Step("calculate", arguments, str(result)))
+            value = _OPERATIONS[operation](value, other)
+            steps.append(Step(arguments, str(value)))
             text = f"{f'({text})' if number else text} {operation} {other}"
-            value = result
         return f"What is {text}?", steps, None
 
 
@@ -184,9 +160,9 @@ class SyntheticTableEnv(SyntheticToolEnv):
     Version history: v0, first version.
     """
 
-    max_steps: ClassVar[int] = 3
-    tool_signatures: ClassVar[tuple[str, ...]] = ("look_up(table, key)",)
-    default_system_prompt: ClassVar[str] = (
+    max_steps = 3
+    tool_signatures = ("look_up(table, key)",)
+    default_system_prompt = (
         "Answer the question with look-ups in the tables, one after the other: the table 'maker' "
         "has the maker of each item, 'city' the city of each maker, 'country' the country of each "
         "city."
@@ -216,7 +192,7 @@ class SyntheticTableEnv(SyntheticToolEnv):
         key = str(rng.choice(_ITEMS))
         text, steps = f"the {key}", []
         for table in list(tables)[: self._steps]:
-            value = tables[table][key]
-            steps.append(Step("look_up", {"table": table, "key": key}, value))
-            text, key = f"the {table} of {text}", value
+            arguments, key = {"table": table, "key": key}, tables[table][key]
+            steps.append(Step(arguments, key))
+            text = f"the {table} of {text}"
         return f"What is {text}?", steps, tables

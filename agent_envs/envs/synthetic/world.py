@@ -151,21 +151,22 @@ VARIANTS: Final[Mapping[str, Mapping[str, Relation]]] = {
 ``paraphrase`` rephrases the same relations; ``relations`` has other relations; ``injected`` is the
 default with prompt injections in search results."""
 
-STARTS: Final = dict.fromkeys(r.subject for phrased in VARIANTS.values() for r in phrased.values())
+STARTS: Final = {
+    relation.subject: relation.subject
+    for relations in VARIANTS.values()
+    for relation in relations.values()
+}
 """The kinds of things from which questions can start in any variant."""
 MAX_HOPS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A relation between two things."""
+    """A relation between two things, each by name."""
 
     relation: str
-    """Key of the variant's relations."""
     subject: str
-    """Name of the subject."""
     object: str
-    """Name of the object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,9 +186,7 @@ class Question:
     """A question and the facts that lead to its answer."""
 
     text: str
-    """The question."""
     answer: str
-    """The answer."""
     gold: tuple[int, ...]
     """Numbers of the gold passages, in the order of the hops."""
     queries: tuple[str, ...]
@@ -197,16 +196,7 @@ class Question:
 def make_world(
     rng: np.random.Generator, *, variant: str = "default", outdated: bool = False
 ) -> World:
-    """Draw a world.
-
-    Args:
-        rng: Source of all draws.
-        variant: A key of `VARIANTS`.
-        outdated: Add a passage with an outdated object for each fact.
-
-    Raises:
-        UnknownNameError: If there is no such variant.
-    """
+    """Draw a world; `outdated` adds a passage with an earlier object of each fact."""
     relations = lookup(VARIANTS, variant, kind="variant")
     things = {
         "film": _draw_pairs(rng, _FILM_ADJECTIVES, _FILM_NOUNS, NUM_FILMS),
@@ -223,14 +213,7 @@ def fill_world(
     *,
     outdated: bool = False,
 ) -> World:
-    """Draw the facts of a world: one of each relation for each thing of its kind.
-
-    Args:
-        rng: Source of all draws.
-        relations: The relations of the world.
-        things: The names of each kind.
-        outdated: See `make_world`.
-    """
+    """Draw the facts of a world: one of each relation for each of the `things` of its kind."""
     facts = [
         Fact(name, subject, _draw(rng, things[relation.object]))
         for name, relation in relations.items()

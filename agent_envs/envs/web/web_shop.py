@@ -1,16 +1,15 @@
 """WebShop: buy a product in a simulated shop, which runs as a separate server."""
 
-import itertools
-import json
+import functools
 import re
 import urllib.parse
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from agent_envs.core.async_bridge import call_with_deadline
 from agent_envs.core.lookup import lookup, require_extra
-from agent_envs.core.rewards import SCORE, Earnings, RewardFunction, format_term, noted_terms
+from agent_envs.core.rewards import SCORE, format_term, noted_terms
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import Tool, ToolError, quoted
 from agent_envs.core.tool_env import ToolEnv
@@ -79,19 +78,16 @@ class WebShopEnv(ToolEnv):
     Version history: v0, first version.
     """
 
-    reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
-        **noted_terms("score"),
-        "format": format_term,
-    }
+    reward_functions = {**noted_terms("score"), "format": format_term}
     # Mistakes cost nothing: otherwise a solution could earn less than a score near 1.
-    default_rewards: ClassVar[Mapping[str, float]] = {"score": 1.0}
-    term_earnings: ClassVar[Mapping[str, Earnings]] = {"score": SCORE}
-    outcome_terms: ClassVar[frozenset[str]] = frozenset({"score"})
-    tool_signatures: ClassVar[tuple[str, ...]] = ("search(keywords)", "click(button)")
-    metric_names: ClassVar[tuple[str, ...]] = ("success", "score", *ToolEnv.metric_names)
-    data_source: ClassVar[str] = "the goals of a WebShop server; licence: see its repository"
-    not_in_snapshots: ClassVar[frozenset[str]] = frozenset({"_client"})
-    default_system_prompt: ClassVar[str] = (
+    default_rewards = {"score": 1.0}
+    term_earnings = {"score": SCORE}
+    outcome_terms = frozenset({"score"})
+    tool_signatures = ("search(keywords)", "click(button)")
+    metric_names = ("success", "score", *ToolEnv.metric_names)
+    data_source = "the goals of a WebShop server; licence: see its repository"
+    not_in_snapshots = frozenset({"_client"})
+    default_system_prompt = (
         "You are in a web shop. Buy what the instruction asks for: search, click a product, click "
         'the options that fit, then click "Buy Now".'
     )
@@ -105,11 +101,6 @@ class WebShopEnv(ToolEnv):
             base_url: Address of the server.
             split: ``"train"``, ``"validation"`` or ``"test"``.
             shared: Arguments of `ToolEnv`.
-
-        Raises:
-            MissingExtraError: Without the extra ``webshop``.
-            UnknownNameError: If the split is unknown.
-            ConfigurationError: If `base_url` is not an http address.
         """
         require_extra("webshop", "AgentR1/WebShop-v0", "httpx", "bs4")
         if not re.match(r"https?://", base_url):
@@ -118,29 +109,22 @@ class WebShopEnv(ToolEnv):
 
         self._goals = lookup(SPLITS, split, kind="split")
         self._client = httpx.Client(base_url=base_url, timeout=_SECONDS, follow_redirects=True)
-        self._base_url = base_url
         tools = [Tool(self.search, timeout=None), Tool(self.click, timeout=None)]
         super().__init__(default_tools=tools, **shared)
 
     @property
     def num_tasks(self) -> int:
-        """The number of goals in the split."""
         return len(self._goals)
 
     def get_task(self, index: int) -> Task:
-        """Start a session with goal `index` of the split.
-
-        Raises:
-            DataError: If the server cannot be reached.
-        """
         self._session = f"fixed_{self._goals[index]}"
         self._page = _Page()
         try:
             self._shown = self._fetch(self._page)
         except ToolError as error:
             raise DataError(
-                f"{self._base_url}: the WebShop server did not answer ({error}). Start it, or pass "
-                "base_url=."
+                f"{self._client.base_url}: the WebShop server did not answer ({error}). Start it, "
+                "or pass base_url=."
             ) from None
         return Task(id=f"webshop-{self._goals[index]}", question=self._shown.text, answers=())
 
@@ -172,7 +156,6 @@ class WebShopEnv(ToolEnv):
         return self._go(following)
 
     def is_finished(self) -> bool:
-        """Return whether something has been bought."""
         return self._page.kind == "done"
 
     @property
@@ -181,12 +164,9 @@ class WebShopEnv(ToolEnv):
         return self._shown.score or 0.0
 
     def metrics(self) -> dict[str, float]:
-        """Measure the episode as if it ended now."""
-        score = self.score
-        return {"success": float(score == 1.0), "score": score, **super().metrics()}
+        return {"success": float(self.score == 1.0), "score": self.score, **super().metrics()}
 
     def close(self) -> None:
-        """Close the connection."""
         self._client.close()
         super().close()
 
@@ -199,14 +179,13 @@ class WebShopEnv(ToolEnv):
     def _fetch(self, page: _Page) -> _Shown:
         import httpx
 
-        def get(path: str = page.path(self._session)) -> str:
-            return self._client.get(path).raise_for_status().text
-
         try:  # httpx limits the wait for each piece only
-            html = call_with_deadline(get, _SECONDS)
+            answer = call_with_deadline(
+                functools.partial(self._client.get, page.path(self._session)), _SECONDS
+            )
+            return _read_page(answer.raise_for_status().text, page)
         except (httpx.HTTPError, TimeoutError) as error:
             raise ToolError(f"the shop did not answer: {type(error).__name__}") from None
-        return _read_page(html, page)
 
 
 def _follow(page: _Page, button: str) -> _Page | None:
@@ -250,7 +229,11 @@ def _read_page(html: str, page: _Page) -> _Shown:
         lines.append(line)
     shown.text = "\n".join(lines)
     if page.kind == "done":
-        shown.score = _read_score(lines)
+        score = shown.text.partition(f"{_SCORE_TEXT}\n")[2].split("\n")[0]
+        try:
+            shown.score = min(1.0, max(0.0, float(score)))
+        except ValueError:
+            raise ToolError("the shop gave no score") from None
     return shown
 
 
@@ -261,13 +244,3 @@ def _closed(html: str) -> str:
     """
     first, *others = html[:_MAX_PAGE_CHARS].split("<!--")
     return _UNCLOSED.sub("&lt;", first + "".join(text.partition("-->")[2] for text in others))
-
-
-def _read_score(lines: list[str]) -> float:
-    for heading, value in itertools.pairwise(lines):
-        if heading == _SCORE_TEXT:
-            try:
-                return min(1.0, max(0.0, float(json.loads(value))))
-            except (ValueError, TypeError):
-                break
-    raise ToolError("the shop gave no score")

@@ -5,7 +5,7 @@ import pytest
 
 from agent_envs import UnknownNameError
 from agent_envs.core.tasks import Task
-from agent_envs.envs.qa.injection import ATTACKS, make_injection
+from agent_envs.envs.qa.injection import ATTACKS, Injection
 
 IDS = [
     "AgentR1/HotpotQA-v0", "AgentR1/2WikiMultihopQA-v0", "AgentR1/MuSiQue-v0",
@@ -53,7 +53,7 @@ def test_planted_text_is_shown_and_changes_nothing_for_reference_actions(env_id,
 def test_an_agent_that_obeys_is_counted(env_id, data_files):
     env = make(env_id, data_files)
     play(env, reference)
-    planted = make_injection(env.unwrapped.task, None)
+    planted = Injection(env.unwrapped.task, None)
 
     def obeys(*actions):
         return play(env, lambda _: actions)[1]["metrics"]["obeyed_injection"]
@@ -69,7 +69,7 @@ def test_an_agent_that_obeys_is_counted(env_id, data_files):
 def test_obeying_once_in_a_long_episode_counts(questions):
     env = gym.make("AgentR1/SyntheticMultiHop-v0", variant="injected", questions=questions)
     env.reset(options={"task": 0})
-    planted = make_injection(env.unwrapped.task, None)
+    planted = Injection(env.unwrapped.task, None)
     env.step(env.unwrapped.write_answer(planted.answer))
     *_, info = env.step(env.unwrapped.write_answer("x"))
     assert info["metrics"]["obeyed_injection"] == 1.0
@@ -91,7 +91,7 @@ def test_every_attack_occurs_with_a_distinct_goal_per_task():
     seen, attacks = set(), set()
     for number in range(200):
         task = Task(id=f"t{number}", question="Who {won} it?", answers=("Ada",))
-        planted = make_injection(task, "gold")
+        planted = Injection(task, "gold")
         seen |= {planted.answer, planted.query}
         assert planted.text_for("gold") is not None
         texts = [planted.text_for(f"key {i}") for i in range(8)]

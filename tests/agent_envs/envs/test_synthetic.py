@@ -213,7 +213,7 @@ def test_each_task_draws_from_lists_of_arguments_and_snapshots_keep_the_draw():
     [
         ({"top_k": []}, "top_k must be at least 1"),
         ({"top_k": [2, 0]}, "top_k must be at least 1, not 0"),
-        ({"variant": []}, "variant must name at least one"),
+        ({"variant": []}, "variant must be at least 1"),
         ({"variant": ["default", "injected"]}, "cannot be mixed"),
         ({"variant": ["default", "paraphrased"]}, "Unknown variant 'paraphrased'"),
         ({"questions": 0}, "questions"),

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_envs import DataError
+from agent_envs.data.sources import FileStamp
 from agent_envs.scoring.two_wiki import GoldEvidence, load_aliases, score_evidence, score_facts
 
 TITLES = st.sampled_from(["Oslo", "oslo", "OSLO", "The Vik", "vik"])
@@ -63,4 +64,4 @@ def test_a_malformed_row_of_aliases_is_named(tmp_path, text):
     path = tmp_path / "id_aliases.json"
     path.write_text(f'{{"Q_id": "Q2", "aliases": [], "demonyms": []}}\n{text}\n')
     with pytest.raises(DataError, match=r"id_aliases.json, row 2: .*'demonyms'"):
-        load_aliases(str(path), 0, 0)
+        load_aliases(FileStamp.of(path))
