@@ -4,28 +4,18 @@ A policy is any callable from a `History` to messages; those here return a `View
 what is left out and gives the reason.
 """
 
-import os
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from agent_envs.core.async_bridge import resolve
-from agent_envs.core.lookup import lookup, lookup_or_import, require_extra
+from agent_envs.core.lookup import lookup, lookup_or_import
 from agent_envs.core.messages import Message
-from agent_envs.errors import ConfigurationError, ServerError
+from agent_envs.errors import ConfigurationError
 
 SHORTENED_TEXT: Final = "[an earlier result, left out to save space]"
 SUMMARY_TEXT: Final = "What has happened so far, in short:\n{summary}"
-SUMMARY_PROMPT: Final = (
-    "Below is what an assistant was asked, and what it has done so far. Write a summary from which "
-    "it can go on: what is known, from where, what was tried without success, and what is left to "
-    "do. Write nothing else."
-)
-CHARS_PER_TOKEN: Final = 4.0
-_MAX_REASON_CHARS: Final = 500
-_NO_KEY: Final = "none"
-
 TokenCounter = Callable[[Sequence[Message]], int]
 
 
@@ -86,9 +76,7 @@ class Window:
     def __call__(self, history: History) -> View:
         """Return the state for `history`."""
         messages = history.with_turns(history.turns[-self.turns :])
-        num_dropped = len(history.messages) - len(messages)
-        reason = f"window: the last {self.turns} turns" if num_dropped else None
-        return View(messages, num_dropped, reason=reason)
+        return _view(history, messages, f"window: the last {self.turns} turns")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,24 +94,18 @@ class Budget:
     def __call__(self, history: History) -> View:
         """Return the state for `history`."""
         turns = [list(turn) for turn in history.turns]
-        num_shortened = num_dropped = 0
-
-        def view() -> View:
-            reason = f"budget: {self.tokens} tokens" if num_shortened + num_dropped else None
-            return View(history.with_turns(turns), num_dropped, num_shortened, reason)
 
         def is_too_long() -> bool:
-            return history.count_tokens(view().messages) > self.tokens
+            return history.count_tokens(history.with_turns(turns)) > self.tokens
 
         for turn in turns[:-1]:
-            if not is_too_long():
-                return view()
-            num_shortened += _shorten(turn)
+            if is_too_long():
+                _shorten(turn)
         while len(turns) > 1 and is_too_long():
-            num_dropped += len(turns.pop(0))
+            del turns[0]
         if turns and is_too_long():
-            num_shortened += _shorten(turns[-1])
-        return view()
+            _shorten(turns[-1])
+        return _view(history, history.with_turns(turns), f"budget: {self.tokens} tokens")
 
 
 Summarise = Callable[[Sequence[Message]], str]
@@ -146,18 +128,13 @@ class Summary:
     def __call__(self, history: History) -> View:
         """Return the state for `history`."""
         num_past = (len(history.turns) - 1) // self.turns * self.turns
-        if num_past <= 0:
-            return View(history.messages)
         summary = ""
         for start in range(0, num_past, self.turns):
             past = history.turns[start : start + self.turns]
             summary = self._extended(history, summary, past)
-        shown = _with_summary(history.initial, summary)
-        latest = [message for turn in history.turns[num_past:] for message in turn]
-        num_dropped = sum(map(len, history.turns[:num_past]))
-        return View(
-            [*shown, *latest], num_dropped, reason=f"summary: of the first {num_past} turns"
-        )
+        latest = [message for turn in history.turns[max(0, num_past) :] for message in turn]
+        messages = [*_with_summary(history.initial, summary), *latest]
+        return _view(history, messages, f"summary: of the first {num_past} turns")
 
     def _extended(self, history: History, summary: str, past: Iterable[Iterable[Message]]) -> str:
         task = history.task or history.initial
@@ -172,55 +149,6 @@ class Summary:
         return history.summaries[key]
 
 
-@dataclass(kw_only=True)
-class ModelSummary:
-    """Summariser: a model behind an OpenAI-compatible endpoint, at temperature 0; thread-safe."""
-
-    base_url: str
-    """Base URL of the API, such as ``http://localhost:8000/v1``."""
-    model: str
-    """Name of the model on the server."""
-    api_key_env: str = "OPENAI_API_KEY"
-    """Environment variable that holds the key; many local servers need none."""
-    max_tokens: int = 400
-    """Maximum length of a summary."""
-    prompt: str = SUMMARY_PROMPT
-    """System prompt of the summariser."""
-
-    def __post_init__(self) -> None:
-        """Check that the library ``openai`` is installed."""
-        require_extra("openai", "A model that summarises", "openai")
-
-    def __call__(self, messages: Sequence[Message]) -> str:
-        """Return a summary of `messages`.
-
-        Raises:
-            ServerError: If the server fails after all retries, or refuses the request.
-        """
-        import openai
-
-        text = "\n\n".join(f"[{message['role']}]\n{message['content']}" for message in messages)
-        text = text.encode("utf-8", "replace").decode("utf-8")  # lone surrogates cannot be sent
-        key = os.environ.get(self.api_key_env) or _NO_KEY
-        asked: Any = [
-            {"role": "system", "content": self.prompt}, {"role": "user", "content": text}
-        ]  # fmt: skip
-        try:
-            with openai.OpenAI(
-                base_url=self.base_url, api_key=key, timeout=60.0, max_retries=3
-            ) as client:
-                reply = client.chat.completions.create(
-                    model=self.model, max_tokens=self.max_tokens, temperature=0.0, messages=asked
-                )
-            content = reply.choices[0].message.content or ""
-        except (openai.OpenAIError, AttributeError, IndexError, TypeError, ValueError) as error:
-            # some servers quote the key that they refuse
-            said = str(error).replace(key, "…") if key != _NO_KEY else str(error)
-            reason = f"{type(error).__name__}: {said}"[:_MAX_REASON_CHARS]
-            raise ServerError(f"{self.base_url}, model {self.model!r}: {reason}") from None
-        return content.rpartition("</think>")[2].strip()
-
-
 @dataclass(frozen=True, slots=True)
 class Chain:
     """Apply several policies, each to the result of the one before."""
@@ -229,34 +157,25 @@ class Chain:
 
     def __call__(self, history: History) -> View:
         """Return the state for `history`."""
-        view = View(history.messages)
+        views: list[View] = []
         for policy in self.policies:
-            new = make_view(policy, history)
-            reasons = [reason for reason in (view.reason, new.reason) if reason is not None]
-            view = View(
-                new.messages,
-                view.num_dropped + new.num_dropped,
-                view.num_shortened + new.num_shortened,
-                "; ".join(reasons) or None,
-            )
-            history = _as_history(view.messages, history)
-        return view
-
-
-def _make_summary(
-    summarise: Summarise | str | Mapping[str, Any] | None = None, **options: Any
-) -> Summary:
-    if isinstance(summarise, Mapping):
-        summarise = ModelSummary(**summarise)
-    elif isinstance(summarise, str):
-        summarise = lookup_or_import({}, summarise, kind="summariser")
-    if not callable(summarise):
-        raise ConfigurationError(
-            "context 'summary': summarise= takes a function from messages to a text, its "
-            "import path 'module:function', or {'base_url': ..., 'model': ...} for a model "
-            f"behind an endpoint, not {summarise!r}."
+            views.append(make_view(policy, history))
+            history = _as_history(views[-1].messages, history)
+        return View(
+            views[-1].messages,
+            sum(view.num_dropped for view in views),
+            sum(view.num_shortened for view in views),
+            "; ".join(view.reason for view in views if view.reason) or None,
         )
-    return Summary(summarise, **options)
+
+
+def _make_summary(summarise: Summarise | str, **options: Any) -> Summary:
+    function: Any = summarise
+    if isinstance(summarise, str):
+        function = lookup_or_import({}, summarise, kind="summariser")
+    if not callable(function):
+        raise TypeError(f"summarise= is a function or its import path, not {summarise!r}")
+    return Summary(function, **options)
 
 
 CONTEXTS: Final[Mapping[str, Callable[..., ContextPolicy]]] = {
@@ -287,8 +206,7 @@ def make_context(context: ContextChoice) -> ContextPolicy:
         return Chain(tuple(map(make_context, context)))
     if not isinstance(context, str | Mapping):
         raise ConfigurationError(
-            "context= takes a name, a name with options, or a callable, or a list of these, not "
-            f"{context!r}."
+            f"context= takes a name, a mapping or a callable, not {context!r}."
         )
     options = {"name": context} if isinstance(context, str) else dict(context)
     name = options.pop("name", "")
@@ -306,19 +224,31 @@ def make_view(policy: ContextPolicy, history: History) -> View:
     shown = policy(history)
     if isinstance(shown, View):
         return shown
-    is_list = isinstance(shown, list | tuple) and len(shown) > 0
-    if not is_list or not all(
-        isinstance(message, Mapping)
-        and all(isinstance(message.get(name), str) for name in ("role", "content"))
-        for message in shown
-    ):
+    try:
+        messages = [Message(**message) for message in shown]
+        is_chat = all(
+            isinstance(m["role"], str) and isinstance(m["content"], str) for m in messages
+        )
+    except (TypeError, KeyError):
+        is_chat = False
+    if not is_chat or not messages:
         raise TypeError(
             f"The context policy {policy!r} returned {reprlib.repr(shown)}; it must return a View, "
             'or a list, not empty, of messages {"role": ..., "content": ...} with texts.'
         )
-    num_dropped = max(0, len(history.messages) - len(shown))
-    is_same = list(shown) == history.messages
-    return View(list(shown), num_dropped, reason=None if is_same else "custom context")
+    reason = None if messages == history.messages else "custom context"
+    return View(messages, max(0, len(history.messages) - len(messages)), reason=reason)
+
+
+def _view(history: History, messages: list[Message], reason: str) -> View:
+    """Return the state with its difference from the history; `reason` explains it, if there is."""
+    before, after = (
+        sum(message["content"] == SHORTENED_TEXT for message in each)
+        for each in (history.messages, messages)
+    )
+    num_dropped, num_shortened = len(history.messages) - len(messages), max(0, after - before)
+    is_same = num_dropped + num_shortened == 0
+    return View(messages, num_dropped, num_shortened, None if is_same else reason)
 
 
 def only_computes(policy: ContextPolicy) -> bool:
@@ -331,7 +261,7 @@ def only_computes(policy: ContextPolicy) -> bool:
 def estimate_tokens(messages: Sequence[Message]) -> int:
     """Estimate the tokens of `messages` without a tokenizer: four bytes a token, four more each."""
     num_bytes = sum(len(m["content"].encode("utf-8", "replace")) for m in messages)
-    return int(num_bytes / CHARS_PER_TOKEN) + 4 * len(messages)
+    return num_bytes // 4 + 4 * len(messages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,11 +315,8 @@ def _as_history(messages: Sequence[Message], history: History) -> History:
     return History(initial, turns, history.count_tokens, summaries=history.summaries)
 
 
-def _shorten(turn: list[Message]) -> int:
-    """Replace the replies of the environment in `turn`; return how many messages changed."""
-    num_shortened = 0
+def _shorten(turn: list[Message]) -> None:
+    """Replace the replies of the environment in `turn`."""
     for i, message in enumerate(turn):
         if message["role"] != "assistant" and len(message["content"]) > len(SHORTENED_TEXT):
             turn[i] = {**message, "content": SHORTENED_TEXT}
-            num_shortened += 1
-    return num_shortened

@@ -1,20 +1,18 @@
 """Adversarial edits: an attacker changes a few words of tool results before the model reads them.
 
 A black-box attacker sees the question and the results, neither the model nor the answer, and has a
-budget of edits. The environment scores the unedited results. Any `ToolEnv` takes
-``attack={"attacker": "swap", "budget": 2}``; a custom attacker is named by its import path.
-`AgentR1/AdversarialEdits-v0` trains one.
+budget of edits. The environment scores the unedited results.
 """
 
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
-from agent_envs.core.lookup import lookup, lookup_or_import
+from agent_envs.core.lookup import lookup_or_import
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import ToolResult
 from agent_envs.errors import ConfigurationError
@@ -49,26 +47,12 @@ def apply_edit(text: str, edit: Edit) -> str:
 class ResultEdits:
     """The edits of an attacker in one episode; the same in each episode of a task."""
 
-    def __init__(self, attack: Mapping[str, Any]) -> None:
-        """Choose the attacker.
-
-        Args:
-            attack: ``attacker``, a key of `ATTACKERS` or an import path, and ``budget``, the
-                number of edits per episode.
-
-        Raises:
-            UnknownNameError: If the attacker or a key is unknown.
-            ConfigurationError: If the budget is not a whole number from 0.
-        """
-        for name in attack:
-            lookup({"attacker": None, "budget": None}, name, kind="key of attack")
-        self._name = str(attack.get("attacker", "swap"))
-        self._budget = attack.get("budget", DEFAULT_BUDGET)
-        if isinstance(self._budget, bool) or not isinstance(self._budget, int) or self._budget < 0:
-            raise ConfigurationError(
-                f"attack: 'budget' must be a whole number from 0, not {self._budget!r}."
-            )
-        lookup_or_import(ATTACKERS, self._name, kind="attacker")
+    def __init__(self, attacker: str = "swap", budget: int = DEFAULT_BUDGET) -> None:
+        """Choose a key of `ATTACKERS` or an import path, and the number of edits per episode."""
+        if isinstance(budget, bool) or not isinstance(budget, int) or budget < 0:
+            raise ConfigurationError(f"attack: 'budget' must be a whole number, not {budget!r}.")
+        lookup_or_import(ATTACKERS, attacker, kind="attacker")
+        self._name, self._budget = attacker, budget
         self.num_edits = self._num_results = 0
 
     def begin(self, task: Task) -> None:
@@ -111,8 +95,6 @@ def misspell(question: str, text: str, rng: np.random.Generator) -> list[Edit]:
         return []
     value = values[int(rng.integers(len(values)))]
     places = [i for i in range(1, len(value) - 1) if value[i] != value[i + 1]]
-    if not places:
-        return []
     i = places[int(rng.integers(len(places)))]
     return [Edit(value, f"{value[:i]}{value[i + 1]}{value[i]}{value[i + 2 :]}")]
 

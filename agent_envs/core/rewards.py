@@ -62,10 +62,9 @@ COST: Final = Earnings(*[(-float(MAX_COUNTED_MISTAKES), 0.0)] * 2)
 
 
 class Progress:
-    """Potential-based progress reward: each share of the task is credited once.
+    """Potential-based progress reward (Ng, Harada and Russell, 1999): each share is credited once.
 
-    The potential (Ng, Harada and Russell, 1999) only grows: the sum over an episode depends on the
-    progress, not on the number of steps or their order, and is equal for all solutions.
+    The sum over an episode is equal for all solutions, whatever their steps and their order.
     """
 
     def __init__(self, start: float = 0.0) -> None:
@@ -73,10 +72,7 @@ class Progress:
         self.best = self._start = start
 
     def advance(self, share: float) -> float:
-        """Return the credit of a step after which `share` of the task is done, 1 if it is solved.
-
-        The credits of an episode sum to a number from 0 to 1.
-        """
+        """Return the credit of a step after which `share` of the task is done; 1 is solved."""
         gain, self.best = max(0.0, share - self.best), max(share, self.best)
         return gain / (1.0 - self._start) if gain else 0.0
 
@@ -90,28 +86,18 @@ Rewards = Mapping[str, float | tuple[RewardFunction, float]]
 def choose_terms(
     rewards: Rewards, functions: Mapping[str, RewardFunction]
 ) -> dict[str, tuple[RewardFunction, float]]:
-    """Return function and weight of each term whose weight is not 0.
-
-    Args:
-        rewards: The argument ``rewards=`` of an environment.
-        functions: The named terms.
-
-    Raises:
-        UnknownNameError: If a term has no function; the message suggests the nearest.
-        ConfigurationError: If a weight is not a finite number.
-    """
+    """Return function and weight of each term of ``rewards=`` whose weight is not 0."""
     chosen: dict[str, tuple[RewardFunction, float]] = {}
     for name, given in rewards.items():
         if isinstance(given, Sequence) and len(given) == 2 and callable(given[0]):
             function, weight = given
         else:
             function, weight = lookup(functions, name, kind="reward term"), given
-        if isinstance(weight, bool) or not isinstance(weight, int | float):
+        is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
+        if not is_number or not math.isfinite(weight):
             raise ConfigurationError(
-                f"rewards[{name!r}] must be a number, or a function and a number, not {given!r}."
+                f"rewards[{name!r}] must be a finite number, or a function and one, not {given!r}."
             )
-        if not math.isfinite(weight):
-            raise ConfigurationError(f"rewards[{name!r}] must be finite, not {weight}.")
         if weight:
             chosen[name] = (function, float(weight))
     return chosen
@@ -152,24 +138,16 @@ def earnings_of(
 def compute_terms(
     env: Any, event: StepEvent, terms: Mapping[str, tuple[RewardFunction, float]]
 ) -> dict[str, float]:
-    """Return the contribution of each term to the reward of a step.
-
-    Raises:
-        TypeError: If a term does not return a number; names the term.
-        ValueError: If it returns NaN or an infinite one.
-    """
+    """Return the contribution of each term to the reward of a step."""
     contributions: dict[str, float] = {}
     for name, (function, weight) in terms.items():
+        value: Any = None
         try:
             value = function(env, event)
-        except Exception as error:
-            error.add_note(f"raised by the reward term {name!r}")
-            raise
-        try:
             contributions[name] = weight * float(value)
-        except (TypeError, ValueError):
-            said = f"The reward term {name!r} returned {reprlib.repr(value)}; it must be a number."
-            raise TypeError(said) from None
+        except Exception as error:
+            error.add_note(f"of the reward term {name!r}, which returned {reprlib.repr(value)}")
+            raise
         if not math.isfinite(contributions[name]):
             raise ValueError(f"The reward term {name!r} returned {value}; it must be finite.")
     return contributions

@@ -15,7 +15,7 @@ import io
 import json
 import pickle
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any, ClassVar, Self
@@ -81,7 +81,7 @@ class RestorableEnv(gym.Env[str, str]):
             SnapshotError: If it can be neither copied nor replayed; names the attribute or tool.
         """
         try:
-            is_replayed, state = False, self._dump()
+            return Snapshot(environment=self._identity, state=self._dump())
         except SnapshotError:
             raise
         except Exception as error:
@@ -90,24 +90,19 @@ class RestorableEnv(gym.Env[str, str]):
                     f"{type(self).__name__} cannot be saved ({error}). List in not_in_snapshots "
                     "of its class what no step changes, and keep the rest as plain data."
                 ) from error
-            is_replayed, state = True, pickle.dumps(self._episode_record)
-        return Snapshot(environment=self._identity, state=state, is_replayed=is_replayed)
+            record = pickle.dumps(self._episode_record)
+            return Snapshot(environment=self._identity, state=record, is_replayed=True)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Continue from `snapshot`, in any state of this environment.
-
-        Args:
-            snapshot: From an environment that was made with the same arguments, in any process.
+        """Continue from `snapshot`, in any state of this environment and in any process.
 
         Raises:
             SnapshotError: If it is from another environment or has other arguments; `ReplayError`
                 if replayed actions lead to another state.
         """
-        if not isinstance(snapshot, Snapshot):
-            raise SnapshotError(f"restore() takes a Snapshot, not {type(snapshot).__name__}.")
-        if snapshot.environment != self._identity:
+        if not isinstance(snapshot, Snapshot) or snapshot.environment != self._identity:
             raise SnapshotError(
-                f"The snapshot is of {snapshot.environment} and cannot be restored in "
+                f"A snapshot of {getattr(snapshot, 'environment', snapshot)} cannot be restored in "
                 f"{self._identity}. Make both environments alike."
             )
         self._load(snapshot, is_restored=True)
@@ -137,7 +132,7 @@ class RestorableEnv(gym.Env[str, str]):
         holders = self._state_holders()
         file = io.BytesIO()
         pickler = _Pickler(file)
-        pickler.names = {id(thing): name for name, thing in _references(holders)}
+        pickler.names = {id(holder): name for name, holder in holders.items()}
         pickler.dump({name: _state_of(holder) for name, holder in holders.items()})
         return file.getvalue()
 
@@ -159,7 +154,7 @@ class RestorableEnv(gym.Env[str, str]):
     def _load_state(self, state: bytes) -> None:
         holders = self._state_holders()
         unpickler = _Unpickler(io.BytesIO(state))
-        unpickler.things = dict(_references(holders))
+        unpickler.things = holders
         for name, attributes in unpickler.load().items():
             if name in holders:
                 _set_state(holders[name], attributes)
@@ -173,32 +168,22 @@ class RestorableEnv(gym.Env[str, str]):
         return f"{id} ({_describe_object(type(self))}) {arguments}"
 
     def __reduce_ex__(self, _: Any) -> tuple[Any, ...]:
-        """Pickle the constructor's arguments and a snapshot.
-
-        Raises:
-            SnapshotError: If an argument cannot be pickled; names it.
-        """
+        """Pickle the constructor's arguments and a snapshot."""
         for name, value in self._made_with.items():
             try:
                 pickle.dumps(value)
             except Exception as error:
                 raise SnapshotError(
                     f"{type(self).__name__} cannot be pickled, because of its argument {name!r}: "
-                    f"{error}. Pass what another process can import: functions and tools of a "
-                    "module's top level, names, paths."
+                    f"{error}. Pass functions and tools of a module's top level, names, paths."
                 ) from error
         return _make_again, (type(self), self._made_with, self._kept(), self.snapshot())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Copy the state; what no step changes is shared.
-
-        Raises:
-            SnapshotError: If the state can be neither copied nor replayed.
-        """
+        """Copy the state, with tools of the caller; what no step changes is shared."""
         arguments = dict(self._made_with)
         if arguments.get("tools"):
-            copied = [_copy_tool(tool, memo) for tool in arguments["tools"]]
-            arguments["tools"] = copied
+            arguments["tools"] = [_copy_tool(tool, memo) for tool in arguments["tools"]]
         kept = copy.deepcopy(self._kept(), memo)
         env: Self = _make_again(type(self), arguments, kept, self.snapshot())
         memo[id(self)] = env
@@ -215,8 +200,7 @@ def _make_again(
 ) -> Any:
     args = [value for name, value in made_with.items() if name.isdecimal()]
     env = kind(*args, **{n: value for n, value in made_with.items() if not n.isdecimal()})
-    for name, value in kept.items():
-        setattr(env, name, value)
+    vars(env).update(kept)
     env._load(snapshot, is_restored=False)
     return env
 
@@ -235,17 +219,6 @@ class _Unpickler(pickle.Unpickler):
 
     def persistent_load(self, pid: str) -> Any:
         return self.things.get(pid)  # None for a tool that on_restore() has yet to offer
-
-
-def _references(holders: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the objects, with names, that a state refers to instead of containing them."""
-    for name, holder in holders.items():
-        yield name, holder
-        attributes = getattr(holder, "__dict__", {})
-        for left_out in _left_out(type(holder)) & attributes.keys():
-            value = attributes[left_out]
-            if not isinstance(value, str | bytes | int | float | tuple | frozenset | None):
-                yield f"{name}.{left_out}", value
 
 
 def _has_hidden_state(tool: Tool) -> bool:
@@ -273,8 +246,7 @@ def _left_out(kind: type) -> frozenset[str]:
 def _has_custom_state(holder: Any) -> bool:
     kind: Any = type(holder)
     # Gymnasium's EzPickle declares that the arguments of an environment are all of its state.
-    is_env = isinstance(holder, gym.Env)
-    return not is_env and kind.__getstate__ is not object.__getstate__
+    return kind.__getstate__ is not object.__getstate__ and not isinstance(holder, gym.Env)
 
 
 def _state_of(holder: Any) -> Any:
@@ -296,9 +268,7 @@ def _set_state(holder: Any, state: Any) -> None:
 
 def _describe_object(value: Any) -> Any:
     """Return what is the same for equal arguments, in any process."""
-    if isinstance(value, Tool):
-        return value.schema
-    if isinstance(value, PurePath):
-        return str(value)
+    if isinstance(value, Tool | PurePath):
+        return value.schema if isinstance(value, Tool) else str(value)
     named = value if hasattr(value, "__qualname__") else type(value)
     return f"{named.__module__}:{named.__qualname__}"

@@ -89,17 +89,11 @@ class TaskFamily(RestorableEnv):
 
     def get_task(self, index: int) -> Task:
         """Return task `index`, from 0; `index` is valid."""
-        raise NotImplementedError(
-            f"{type(self).__name__} must define get_task(self, index) and return a Task: an id, "
-            "the question that the model is asked, and the right answers."
-        )
+        raise NotImplementedError(f"{type(self).__name__} must define get_task(self, index).")
 
     def reference_actions(self) -> list[str]:
         """Return actions that solve the current task, if the data allow it."""
-        raise NotImplementedError(
-            f"{type(self).__name__} does not define reference_actions(self): actions that solve "
-            "the current task, written with write_call and write_answer."
-        )
+        raise NotImplementedError(f"{type(self).__name__} does not define reference_actions().")
 
     def on_result(self, action: ParsedAction, result: ToolResult) -> None:
         """Update the episode after a tool call; the step is rewarded afterwards.

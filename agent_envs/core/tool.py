@@ -91,12 +91,9 @@ class Tool:
                 limit: only for code known to return quickly.
             max_result_chars: Longer results are cut, and say so.
             stateful: Whether a call depends on what other calls changed, or changes something
-                itself. Calls of one turn run concurrently; those of stateful tools, and those
-                without a timeout, run one after the other, in the order in which they were written.
-                Snapshots copy the state of a method's object, and replay any other state.
-
-        Raises:
-            ConfigurationError: If nothing describes it, or a parameter has no name or type hint.
+                itself. Calls of one turn run concurrently, except those of stateful tools and those
+                without a timeout. Snapshots copy the state of a method's object, and replay any
+                other state.
         """
         self.function = function
         self.name = name or function.__name__
@@ -141,11 +138,7 @@ class Tool:
         return tool
 
     def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments converted to the function's types, with defaults.
-
-        Raises:
-            ValueError: If they do not fit; names each wrong argument.
-        """
+        """Return the arguments converted to the function's types; a ValueError names wrong ones."""
         try:
             model = self._arguments.model_validate(dict(arguments))
         except pydantic.ValidationError as error:
@@ -217,14 +210,7 @@ def failed_call(tool: Tool, error: BaseException) -> ToolResult:
 @overload
 def tool(function: Callable[..., Any], /) -> Tool: ...
 @overload
-def tool(
-    *,
-    name: str | None = None,
-    description: str | None = None,
-    timeout: float | None = DEFAULT_TIMEOUT_SECONDS,
-    max_result_chars: int = DEFAULT_MAX_RESULT_CHARS,
-    stateful: bool = False,
-) -> Callable[[Callable[..., Any]], Tool]: ...
+def tool(**options: Any) -> Callable[[Callable[..., Any]], Tool]: ...
 def tool(
     function: Callable[..., Any] | None = None, /, **options: Any
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
@@ -270,17 +256,16 @@ def _strip_titles(schema: Any) -> Any:
 
 
 def _explain(error: pydantic.ValidationError) -> str:
-    problems = []
-    for detail in error.errors(include_url=False, include_context=False, include_input=False):
-        place = ".".join(str(part) for part in detail["loc"])
-        match detail["type"]:
-            case "missing":
-                problems.append(f"'{place}' is missing")
-            case "extra_forbidden":
-                problems.append(f"'{place}' is not an argument of this tool")
-            case _:
-                problems.append(f"'{place}': {detail['msg'][:1].lower()}{detail['msg'][1:]}")
-    return "; ".join(problems)
+    texts = {
+        "missing": "'{0}' is missing",
+        "extra_forbidden": "'{0}' is not an argument of this tool",
+    }
+    return "; ".join(
+        texts.get(each["type"], "'{0}': {1}").format(
+            ".".join(map(str, each["loc"])), each["msg"][:1].lower() + each["msg"][1:]
+        )
+        for each in error.errors(include_url=False, include_context=False, include_input=False)
+    )
 
 
 def _as_result(value: Any) -> ToolResult:

@@ -50,8 +50,6 @@ USER_TEXT: Final = "Whatever else you write is said to the user, who replies."
 class ToolEnv(TaskFamily):
     """Base class of environments with tools: a subclass must provide `get_task`.
 
-    `TaskFamily` documents what else it may provide and declare.
-
     `info`, at `reset` and at every `step`, holds ``messages`` (the state: chat messages selected by
     the context policy), ``tools`` (function schemas in the OpenAI format), ``tool_format``,
     ``is_native_format`` (whether a chat template describes the tools) and ``task_id``; after a step
@@ -94,22 +92,20 @@ class ToolEnv(TaskFamily):
             optional_tools: Tools of the family that are off unless `tools` names them; a name may
                 be that of several.
             tools: More tools: names of optional ones; `Tool` objects, which are added or replace
-                the one with the same name; and sources such as an MCP server, whose tools replace
-                none. Each may be an import path, ``"my_module:my_tool"``.
+                the one with the same name; and sources such as an MCP server. Each may be an import
+                path, ``"my_module:my_tool"``.
             tool_format: Syntax of actions: a key of `TOOL_FORMATS`, or a `ToolFormat`.
             context: Which part of the history the model sees; see `make_context`.
-            rewards: Weight of each reward term, instead of the defaults; other terms are off. A
-                custom term is a pair of function and weight: ``{"exact_match": 1.0, "short":
-                (my_function, 0.1)}``.
-            system_prompt: Replaces the whole default prompt, which also describes how to answer
-                and, in formats that no chat template describes, the tools; ``""`` for none.
+            rewards: Weight of each reward term, or a pair of function and weight, instead of the
+                defaults: ``{"exact_match": 1.0, "short": (my_function, 0.1)}``.
+            system_prompt: Replaces the default prompt, which also describes how to answer and, in
+                formats that no chat template describes, the tools; ``""`` for none.
             render_mode: ``"ansi"``: `render` returns the episode so far as coloured text;
                 ``"human"``: each step is printed.
             parallel_calls: Whether a turn may hold several calls, at most 16, which run
                 concurrently; else a second call is a mistake.
-            attack: Edits of tool results before the model reads them: ``{"attacker": "swap",
-                "budget": 2}``; see `agent_envs.core.result_edits`. The metric ``num_edits`` counts
-                them.
+            attack: Edits of tool results before the model reads them, ``{"attacker": "swap",
+                "budget": 2}``; see `agent_envs.core.result_edits`.
         """
         self.observation_space = UnicodeText()
         self.action_space = UnicodeText()
@@ -130,7 +126,9 @@ class ToolEnv(TaskFamily):
         chosen = self.default_rewards if rewards is None else rewards
         self._terms = choose_terms(chosen, self.reward_functions)
         self._given_prompt = system_prompt
-        self._attack = None if attack is None else ResultEdits(attack)
+        for name in attack or ():
+            lookup({"attacker": None, "budget": None}, name, kind="key of attack")
+        self._attack = None if attack is None else ResultEdits(**attack)
         self.offer_tools(default_tools)
         self._count_tokens: TokenCounter = estimate_tokens
         self._limit_is_known = False
@@ -146,14 +144,9 @@ class ToolEnv(TaskFamily):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[str, dict[str, Any]]:
-        """Start an episode.
+        """Start an episode: that of ``options["task"]``, or of a task drawn by `seed`.
 
-        Args:
-            seed: Seed of `np_random`, which draws the task.
-            options: ``{"task": index}`` for a certain task.
-
-        Returns:
-            The first observation (the question), and `info`.
+        Returns the first observation (the question), and `info`.
         """
         super().reset(seed=seed)
         self._find_turn_limit("reset")
@@ -179,14 +172,10 @@ class ToolEnv(TaskFamily):
         return self._task.question, self._info()
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Take one model turn.
+        """Take one model turn, the whole text that the model wrote.
 
-        Args:
-            action: The whole text the model wrote.
-
-        Returns:
-            The reply of the environment, the reward, whether the task is over, ``False`` (the
-            turn limit is Gymnasium's own), and `info`.
+        Returns the reply of the environment, the reward, whether the task is over, ``False`` (the
+        turn limit is Gymnasium's own), and `info`.
         """
         self._open_turn(action)
         self.num_turns += 1
@@ -254,11 +243,13 @@ class ToolEnv(TaskFamily):
         """Whether a step only computes, so that it needs no thread."""
         kind = type(self)
         # foreign code may wait for anything: subclasses, reward terms, contexts
-        is_known = "computes_only" in vars(kind) or kind.__module__.startswith("agent_envs.")
-        own_terms = all(self.reward_functions.get(n) is f for n, (f, _) in self._terms.items())
-        has_no_limits = all(tool.timeout is None for tool in self._tools.values())
-        is_quick = is_known and own_terms and has_no_limits and only_computes(self._context)
-        return self.computes_only and is_quick
+        return (
+            self.computes_only
+            and ("computes_only" in vars(kind) or kind.__module__.startswith("agent_envs."))
+            and all(self.reward_functions.get(n) is f for n, (f, _) in self._terms.items())
+            and all(tool.timeout is None for tool in self._tools.values())
+            and only_computes(self._context)
+        )
 
     @property
     def tool_format(self) -> str:
@@ -284,11 +275,7 @@ class ToolEnv(TaskFamily):
         return self._format.write_answer(answer)
 
     def offer_tools(self, tools: Sequence[Tool]) -> None:
-        """Replace the offered tools, except those of ``tools=``.
-
-        For families whose tools depend on the task: call it in `begin_episode`, and whenever they
-        change.
-        """
+        """Replace the offered tools, except those of ``tools=``, in `begin_episode` or later."""
         self._offered = tuple(tools)
         own = {tool.name: tool for tool in (*tools, *self._more_tools)}
         self._tools = offered_tools(own, self._sessions)
@@ -368,22 +355,18 @@ class ToolEnv(TaskFamily):
             return self._checked("on_answer", self.on_answer(self.answer))
         if parsed.kind == "message":
             return self._checked("on_message", self.on_message(parsed.text or ""))
-        if parsed.calls:
+        if calls:
             return reply_to_calls(calls, self._format)
-        if parsed.kind == "invalid":
-            return [Message(role="user", content=parsed.message or "")]
-        ((call, result),) = calls
-        return [self._format.result_message(call.name or "", result.content if result else "")]
+        return [Message(role="user", content=parsed.message or "")]
 
     def _checked(self, hook: str, reply: Any) -> Sequence[Message] | NewConversation | None:
         reply = resolve(reply)
         if reply is None or isinstance(reply, NewConversation):
             return reply
         if not isinstance(reply, str):
-            raise TypeError(
-                f"{type(self).__name__}.{hook} returned {reply!r}; it must return None to end "
-                "the episode, a text to reply with, or a NewConversation."
-            )
+            hook = f"{type(self).__name__}.{hook}"
+            raise TypeError(f"{hook} returned {reply!r}; it must return None, a text or a "
+                            "NewConversation.")  # fmt: skip
         return [Message(role="user", content=reply)]
 
     def _continue(self, action: str, reply: Sequence[Message] | NewConversation | None) -> str:
@@ -397,13 +380,11 @@ class ToolEnv(TaskFamily):
     def _info(self) -> dict[str, Any]:
         """Return the entries of `info` that describe the state; the caller may change them."""
         view = self._conversation.view(self._context, self._count_tokens, self.pinned_text())
-        context = {}
-        if view.reason is not None:
-            names = ("num_dropped", "num_shortened", "reason")
-            context = {"context": {name: getattr(view, name) for name in names}}
+        names = ("num_dropped", "num_shortened", "reason") if view.reason else ()
+        context = {name: getattr(view, name) for name in names}
         return {
             "messages": [message.copy() for message in view.messages],
-            **context,
+            **({"context": context} if context else {}),
             "tools": [{**each, "function": {**each["function"]}} for each in self._tool_schemas],
             "tool_format": self._format.name,
             "is_native_format": self._format.is_native,
@@ -411,7 +392,7 @@ class ToolEnv(TaskFamily):
         }
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Copy the environment; see `RestorableEnv`. The token counter is shared."""
+        """Copy the environment; the token counter is shared."""
         env = super().__deepcopy__(memo)
         env._count_tokens = self._count_tokens
         return env

@@ -159,18 +159,14 @@ class ThreadVectorEnv(SyncVectorEnv[Any, Any]):
     ) -> tuple[Any, dict[str, Any]]:
         """Reset all members, or those of ``options["reset_mask"]``; see `SyncVectorEnv`."""
         self._require_open()
-        mask = (options or {}).get("reset_mask", np.ones(self.num_envs, np.bool_))
-        seeds: Sequence[int | None] = (
-            [None if seed is None else seed + number for number in range(self.num_envs)]
-            if seed is None or isinstance(seed, int)
-            else seed
+        seeds: list[int | None] = (
+            seed
+            if isinstance(seed, list)
+            else [None if seed is None else seed + number for number in range(self.num_envs)]
         )
-        rest = options and {name: options[name] for name in options if name != "reset_mask"}
-        is_mask = isinstance(mask, np.ndarray) and mask.dtype == np.bool_
-        if is_mask and mask.shape == (self.num_envs,) and len(seeds) == self.num_envs:
-            for number in np.flatnonzero(mask).tolist():
-                self.envs[number].begin_reset(seeds[number], rest)
-        # SyncVectorEnv checks the arguments, and raises for those that started nothing.
+        if "reset_mask" not in (options or {}) and len(seeds) == self.num_envs:
+            for member, one in zip(self.envs, seeds, strict=True):
+                member.begin_reset(one, options)
         return super().reset(seed=seed, options=options)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
@@ -186,17 +182,6 @@ class ThreadVectorEnv(SyncVectorEnv[Any, Any]):
             else:
                 member.begin(functools.partial(member.env.step, action))
         return super().step(actions)
-
-    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Call a method of every member in its thread, or get an attribute."""
-        self._require_open()
-        for member in self.envs:
-            member.begin(functools.partial(_call, member.env, name, args, kwargs))
-        return tuple(member.finish() for member in self.envs)
-
-    def render(self) -> tuple[Any, ...]:
-        """Render every member."""
-        return self.call("render")
 
     def close_extras(self, **kwargs: Any) -> None:
         """Close every member; wait at most `CLOSE_TIMEOUT_SECONDS` for all together."""
@@ -216,11 +201,6 @@ class ThreadVectorEnv(SyncVectorEnv[Any, Any]):
         return add_info(vector_infos, env_info, env_num, self.num_envs)
 
 
-def _call(env: gym.Env[Any, Any], name: str, args: Any, kwargs: Any) -> Any:
-    found = env.get_wrapper_attr(name)
-    return found(*args, **kwargs) if callable(found) else found
-
-
 def make_threaded(
     id: str,
     num_envs: int,
@@ -230,16 +210,10 @@ def make_threaded(
     member_wrappers: Sequence[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]] = (),
     **kwargs: Any,
 ) -> ThreadVectorEnv:
-    """Make `num_envs` members of an id, as ``gym.make_vec`` does.
+    """Make `num_envs` members of an id, as ``gym.make_vec`` does; they share the `kwargs`.
 
-    Args:
-        id: The id of the members.
-        num_envs: Number of members.
-        autoreset_mode: When a member whose episode is over is reset.
-        step_timeout: See `ThreadVectorEnv`.
-        member_wrappers: Wrappers around each member, the first one innermost. (``gym.make_vec``
-            refuses its own ``wrappers`` for an id with a vector entry point.)
-        kwargs: For ``gym.make``; the members share these objects.
+    `member_wrappers` are put around each member, the first one innermost. (``gym.make_vec`` refuses
+    its own ``wrappers`` for an id with a vector entry point.)
     """
 
     def make() -> gym.Env[Any, Any]:

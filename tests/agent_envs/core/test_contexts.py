@@ -1,12 +1,7 @@
-import http.server
-import json
 import pickle
-import threading
 
-import gymnasium as gym
 import pytest
 
-import agent_envs  # noqa: F401 - registers the ids
 from agent_envs import ConfigurationError, UnknownNameError, View
 from agent_envs.core.contexts import (
     SHORTENED_TEXT,
@@ -16,7 +11,6 @@ from agent_envs.core.contexts import (
     make_context,
     make_view,
 )
-from agent_envs.errors import ServerError
 
 
 def history(num_turns, result="r" * 100, summaries=None):
@@ -132,57 +126,6 @@ def test_pinned_text_is_shown_but_not_summarised():
     view = Summary(summarise_first_words, turns=1)(History(pinned, one.turns, len, one.initial))
     assert summarise_first_words.calls[0][0]["content"] == "question"
     assert view.messages[0]["content"].startswith("question\n\nnotes\n\nWhat has happened")
-
-
-ASKED = []
-
-
-class Endpoint(http.server.BaseHTTPRequestHandler):
-    """Answers what OpenAI's API would; refuses the model "none"."""
-
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        ASKED.append(body)
-        said = {"choices": [{"index": 0, "finish_reason": "stop", "message": {
-            "role": "assistant", "content": "<think>hm</think> It is red."}}],
-            "id": "1", "object": "chat.completion", "created": 0, "model": "m"}  # fmt: skip
-        self.send_response(404 if body["model"] == "none" else 200)
-        self.send_header("Content-Type", "application/json")
-        self.end_headers()
-        self.wfile.write(json.dumps(said).encode())
-
-    def log_message(self, *_):
-        pass
-
-
-@pytest.fixture
-def endpoint():
-    ASKED.clear()
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Endpoint) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/v1"
-        server.shutdown()
-
-
-def test_a_model_behind_an_endpoint_summarises(endpoint):
-    context = {"name": "summary", "turns": 1, "summarise": {"base_url": endpoint, "model": "m"}}
-    env = gym.make("AgentR1/SyntheticMultiHop-v0", context=context)
-    env.reset(seed=0)
-    assert not env.unwrapped.is_immediate
-    env.step("hm")
-    again = pickle.loads(pickle.dumps(env.unwrapped._context))
-    *_, info = env.step("oh")
-    assert info["messages"][1]["content"].endswith("in short:\nIt is red.")
-    assert info["context"] == {
-        "num_dropped": 2, "num_shortened": 0, "reason": "summary: of the first 1 turns"
-    }  # fmt: skip
-    (body,) = ASKED
-    assert (body["model"], body["temperature"]) == ("m", 0.0)
-    assert "[assistant]\nhm\n\n[user]\nYour turn held neither" in body["messages"][1]["content"]
-    assert again(history(2)).messages[0]["content"].endswith("It is red.")
-    refused = {"base_url": endpoint, "model": "none"}
-    with pytest.raises(ServerError, match="/v1, model 'none': NotFoundError"):
-        make_context({"name": "summary", "turns": 1, "summarise": refused})(history(2))
 
 
 def test_contexts_of_a_list_are_applied_one_after_the_other():

@@ -109,8 +109,8 @@ def test_changing_info_does_not_change_the_environment():
     ("kwargs", "error", "message"),
     [
         ({"rewards": {"exact_macth": 1.0}}, UnknownNameError, "Did you mean 'exact_match'"),
-        ({"rewards": {"exact_match": float("nan")}}, ConfigurationError, "must be finite"),
-        ({"rewards": {"exact_match": "1"}}, ConfigurationError, "must be a number"),
+        ({"rewards": {"exact_match": float("nan")}}, ConfigurationError, "must be a finite"),
+        ({"rewards": {"exact_match": "1"}}, ConfigurationError, "must be a finite"),
         ({"tool_format": "hermis"}, UnknownNameError, "Did you mean 'hermes'"),
         ({"tools": [len]}, ConfigurationError, "@tool"),
         ({"hops": 5}, ConfigurationError, "1 to 4"),
