@@ -177,4 +177,4 @@ def _not_loaded(name: str, what: str, error: Exception) -> ConfigurationError:
 
 
 def _error(name: str, reason: str) -> ConfigurationError:
-    return ConfigurationError(f"Model {name!r}: {reason}. Pass {_VALID_NAMES}.")
+    return ConfigurationError(f"Model {name}: {reason}. Pass {_VALID_NAMES}.")

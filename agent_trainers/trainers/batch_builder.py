@@ -71,13 +71,7 @@ class BatchBuilder:
     def build(
         self, policy: Any, trajectories: Sequence[Trajectory], reward_factors: Mapping[str, float]
     ) -> BuiltBatch:
-        """Build a batch of this process's trajectories.
-
-        Args:
-            policy: The model that is trained or evaluated.
-            trajectories: The episodes.
-            reward_factors: Current factor of each scheduled reward term.
-        """
+        """Build a batch of this process's trajectories for the model `policy`."""
         rows = self._make_rows(trajectories)
         tensors = self._collate(rows, is_training=policy.training)
         tokens = tensors["completion_ids"]

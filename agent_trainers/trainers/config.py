@@ -1,8 +1,5 @@
 """Settings of the step-level trainers: TRL's, some of ours, and presets by algorithm."""
 
-import functools
-import inspect
-import json
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -12,12 +9,12 @@ import torch
 from transformers.hf_argparser import HfArg
 from trl import GRPOConfig
 
+from agent_envs.core.command_line import json_object
 from agent_envs.core.lookup import import_path, lookup
 from agent_envs.errors import ConfigurationError
 from agent_trainers.algorithms.advantages import (
     ADVANTAGE_ESTIMATORS,
     estimator_options,
-    find_estimator,
     needs_values,
 )
 from agent_trainers.algorithms.losses import (
@@ -65,40 +62,21 @@ PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
 """Settings that ``--algorithm`` sets; an explicit setting wins."""
 
 # The loss must not change with row splitting, merging, padding, world size or micro-batching.
-# Settings of TRL that would break that, or do nothing, are refused: option, allowed values, reason.
+# Settings of TRL that would break that, or do nothing: option, allowed values, reason.
+_MICRO_BATCH: Final = "it is taken of a micro-batch, with which the loss would change"
 _REFUSALS: Final[tuple[tuple[str, tuple[Any, ...], str], ...]] = (
-    (
-        "vllm_importance_sampling_mode",
-        ("token_truncate", "token_mask"),
-        "a row may hold several steps, so a ratio per row would change with merging",
-    ),
-    (
-        "enable_jit_checkpoint",
-        (False,),
-        "its signal handler saves on each process separately; a stopped agent-r1-train saves on "
-        "all of them at the same step",
-    ),
+    ("vllm_importance_sampling_mode", ("token_truncate", "token_mask"), "a row has several steps"),
+    ("enable_jit_checkpoint", (False,), "agent-r1-train saves when it is stopped"),
     ("off_policy_mask_threshold", (None,), "it averages over rows"),
-    ("top_entropy_quantile", (1.0,), "its quantile is one of a micro-batch"),
-    ("entropy_coef", (0.0,), "its mean is one of a micro-batch"),
-    ("use_adaptive_entropy", (False,), "its mean is one of a micro-batch"),
-    ("cache_implementation", (None,), "generation uses transformers' default cache"),
+    ("top_entropy_quantile", (1.0,), _MICRO_BATCH),
+    ("entropy_coef", (0.0,), _MICRO_BATCH),
+    ("use_adaptive_entropy", (False,), _MICRO_BATCH),
+    ("cache_implementation", (None,), "rollouts have their own cache"),
+    ("use_transformers_continuous_batching", (False,), "rollouts batch continuously without it"),
     ("generation_kwargs", (None,), "use temperature, top_p, top_k and min_p"),
-    (
-        "reward_weights",
-        (None,),
-        "the environment weighs its reward terms; pass rewards={name: weight} to it",
-    ),
-    (
-        "multi_objective_aggregation",
-        ("sum_then_normalize",),
-        "the environment sums the reward terms of a step",
-    ),
-    (
-        "max_tool_calling_iterations",
-        (None,),
-        "the environment limits the turns: gym.make(..., max_episode_steps=N)",
-    ),
+    ("reward_weights", (None,), "pass rewards={name: weight} to the environment"),
+    ("multi_objective_aggregation", ("sum_then_normalize",), "the environment sums its rewards"),
+    ("max_tool_calling_iterations", (None,), "use gym.make(..., max_episode_steps=N)"),
 )
 Ranges = Mapping[str, tuple[Callable[[float], bool], Collection[str]]]
 TRAINER_RANGES: Final[Ranges] = {
@@ -129,7 +107,6 @@ _CHOICES: Final[Mapping[str, Collection[str]]] = {
     "loss_denominator": DENOMINATORS,
     "kl_placement": ("loss", "reward"),
 }
-_GIVEN_TO_ESTIMATORS: Final = ("gamma", "lam", "scale", "values", "bootstrap_values", "whiten")
 _BF16_INSTRUCTIONS: Final = ("avx512_bf16", "amx_bf16")
 
 
@@ -154,8 +131,7 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
         default="dapo",
         help="Policy loss of a token: 'dapo' (clipped policy gradient), 'cispo', or an import "
         "path, 'my_module:my_loss', of a function that takes any of "
-        + ", ".join(LOSS_ARGUMENTS)
-        + " by name and returns a loss per token.",
+        + f"{', '.join(LOSS_ARGUMENTS)} by name and returns a loss per token.",
     )
     gamma: float = HfArg(
         default=1.0, help="Discount in [0, 1], per step (one model turn); per token in gae_token."
@@ -166,34 +142,30 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
     estimator_kwargs: str | None = HfArg(
         default=None,
         help="Further options of the estimator as JSON: token_gamma and token_lam of gae_bilevel, "
-        "step_advantage_weight of gigpo, each 1 by default: '{\"token_lam\": 0.95}'.",
+        "step_advantage_weight of gigpo: '{\"token_lam\": 0.95}'.",
     )
     loss_denominator: str = HfArg(
         default="token",
-        help="The loss is a mean over every trained 'token' of the batch, every 'step' (the mean "
-        "of its tokens), or every 'trajectory' (the mean of its tokens).",
+        help="The loss is a mean over every trained 'token' of the batch, 'step', or 'trajectory'.",
     )
     loss_mask: bool = HfArg(
         default=True,
-        help="Train sampled tokens only. Off, observations inside a row are trained with the "
-        "advantage of the action before them, as in the ablation of Agent-R1.",
+        help="Train sampled tokens only. Off, observations get the advantage of the action before "
+        "them, as in the ablation of Agent-R1.",
     )
     advantage_mask: bool = HfArg(
         default=True,
-        help="gae_token: compute advantages over sampled tokens only. Off, observation tokens take "
-        "part in the recursion, as in the ablation of Agent-R1.",
+        help="gae_token: compute advantages over sampled tokens only, unlike Agent-R1's ablation.",
     )
     kl_placement: str = HfArg(
         default="loss",
         help="Where beta weighs the divergence from the reference: in the 'loss' (low-variance "
-        "estimate per token), or subtracted from the 'reward' of each step (sum over its tokens). "
-        "Sampled tokens only, either way.",
+        "estimate per token), or subtracted from the 'reward' of each step (sum over its tokens).",
     )
     use_bias_correction_kl: bool = HfArg(
         default=False,
         help="Multiply the divergence in the loss by each token's importance ratio, at most 3, as "
-        "in DeepSeek-V3.2 (arXiv 2512.02556): its gradient is then unbiased, also on tokens of "
-        "older weights. Off, unlike in TRL, it is the plain low-variance estimate of GRPO.",
+        "in DeepSeek-V3.2 (arXiv 2512.02556). Off, unlike in TRL, it is the estimate of GRPO.",
     )
     reward_schedules: str | None = HfArg(
         default=None,
@@ -220,19 +192,16 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
     )
     max_tokens_per_micro_batch: int | None = HfArg(
         default=None,
-        help="Tokens of a forward pass, padding included: rows are sorted by length and packed "
-        "under this budget, so memory stays flat. The gradient is the same. Default: "
-        "per_device_train_batch_size rows, however long.",
+        help="Tokens of a forward pass, padding included, so that memory stays flat; the gradient "
+        "is the same. Default: per_device_train_batch_size rows, however long.",
     )
     max_prompt_length: int | None = HfArg(
         default=None,
-        help="Longest state in tokens; an episode whose state outgrows it is truncated. Default: "
-        "the model's context less max_completion_length.",
+        help="Longest state in tokens. Default: the model's context less max_completion_length.",
     )
     step_timeout: float = HfArg(
         default=300.0,
-        help="Seconds that a reset or a step of an environment may take before its episode is left "
-        "out. Tools have their own timeouts.",
+        help="Seconds that a step of an environment may take before its episode is left out.",
     )
     episode_timeout: float | None = HfArg(
         default=None,
@@ -240,21 +209,19 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
     )
     group_quorum: float = HfArg(
         default=1.0,
-        help="Share of each group's episodes that must end: as soon as all groups have it, the "
-        "remaining episodes are left out. Below 1 it favours short episodes.",
+        help="Share of each group's episodes that must end; the remaining ones are left out. Below "
+        "1 it favours short episodes.",
     )
     max_fault_share: float | None = HfArg(
         default=0.5,
         help="Largest share of a batch's episodes that may fail for infrastructure reasons: more "
-        "in three consecutive batches, or all of one, end the run with the first error. None "
-        "only counts them.",
+        "in three consecutive batches, or all of one, end the run. None only counts them.",
     )
     max_logprob_drift: float | None = HfArg(
         default=0.2,
-        help="Largest mean difference, in nats per token, between the log-probabilities of "
-        "sampled tokens at sampling and in the trainer with the same weights. More means that "
-        "template, tokens or weights differ, and ends the run. None only reports it. Not checked "
-        "where top_p, top_k, min_p or a repetition penalty change the distribution.",
+        help="Largest mean difference, in nats per token, of log-probabilities at sampling and in "
+        "the trainer; more ends the run. None only reports it. Not checked where top_p, top_k, "
+        "min_p or a repetition penalty change the distribution.",
     )
     vllm_importance_sampling_mode: str = HfArg(
         default="token_truncate", help="As in TRL; only its token-level modes are supported."
@@ -279,10 +246,8 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
             if (value := getattr(self, option)) not in supported:
                 allowed = " or ".join(repr(choice) for choice in supported)
                 raise ConfigurationError(
-                    f"{option}={value!r} is not supported with step rows: {reason}. "
-                    f"Set {option}={allowed}."
+                    f"{option}={value!r} is not supported: {reason}. Set {option}={allowed}."
                 )
-        self._refuse_unused_options()
         self.schedules = parse_schedules(self.reward_schedules)
         self.parsed_curriculum = parse_curriculum(self.curriculum)
 
@@ -304,46 +269,32 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
         return int(num_batches * self.generation_batch_size // self.num_generations)
 
     def _estimator_kwargs(self) -> dict[str, Any]:
-        try:
-            given = json.loads(self.estimator_kwargs or "{}")
-        except ValueError as error:
-            raise ConfigurationError(f"estimator_kwargs is not valid JSON ({error}).") from None
-        if not isinstance(given, dict):
-            raise ConfigurationError(f"estimator_kwargs must be a JSON object, not {given!r}.")
-        return given
+        return json_object(self.estimator_kwargs, "estimator_kwargs")
 
     def _check_functions(self) -> None:
-        """Check that estimator and loss exist and take only arguments that the trainer has."""
+        """Check that estimator and loss exist, take their options, and go with the others."""
         if self.loss_type not in POLICY_LOSSES and ":" not in self.loss_type:
             raise ConfigurationError(
-                f"loss_type={self.loss_type!r} is not supported with step rows: TRL's others "
-                "average over rows or micro-batches, so the loss would change with merging, "
-                "padding and micro-batch size; loss_denominator selects the mean. Set "
+                f"loss_type={self.loss_type!r} is not supported: TRL's others average over rows or "
+                "micro-batches; here loss_denominator selects the mean. Set "
                 f"loss_type={' or '.join(map(repr, POLICY_LOSSES))}, or an import path."
             )
-        _check_arguments("loss_type", find_policy_loss(self.loss_type), LOSS_ARGUMENTS)
+        find_policy_loss(self.loss_type)
         if self.loss_type == "cispo" and (self.epsilon_high is None or self.epsilon_high < 1):
             raise ConfigurationError(
-                "loss_type='cispo' takes epsilon_high as the largest ratio itself: with "
-                f"epsilon_high={self.epsilon_high} every gradient would shrink. Set it to more "
-                "than 1: 5.0 in ScaleRL (arXiv 2510.13786)."
+                f"loss_type='cispo' takes epsilon_high={self.epsilon_high} as the largest ratio "
+                "itself. Set it to more than 1: 5.0 in ScaleRL (arXiv 2510.13786)."
             )
-        estimator = functools.partial(find_estimator(self.advantage_estimator), [])
-        kwargs = self._estimator_kwargs()
-        _check_arguments("advantage_estimator", estimator, [*_GIVEN_TO_ESTIMATORS, *kwargs])
-        known = estimator_options(self.advantage_estimator)
-        for name in kwargs:
-            lookup(dict.fromkeys(known), name, kind=f"option of {self.advantage_estimator}")
-
-    def _refuse_unused_options(self) -> None:
-        """Refuse options that would do nothing with the others."""
         estimator = self.advantage_estimator
         known = estimator_options(estimator)
-        is_custom = estimator not in ADVANTAGE_ESTIMATORS
+        for name in self._estimator_kwargs():
+            lookup(dict.fromkeys(known), name, kind=f"option of {estimator}")
+        is_masked = self.advantage_mask or estimator == "gae_token" or ":" in estimator
         unused = {
             "lam": self.lam is not None and "lam" not in known,
             "scale_rewards": self.scale_rewards != "group" and "scale" not in known,
-            "advantage_mask": not (self.advantage_mask or estimator == "gae_token" or is_custom),
+            "advantage_mask": not is_masked,
+            "max_extra_groups": self.max_extra_groups and needs_values(estimator),
         }
         for option, is_unused in unused.items():
             if is_unused:
@@ -353,15 +304,7 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
                 )
         if self.kl_placement == "reward" and self.beta == 0.0:
             raise ConfigurationError("kl_placement='reward' does nothing with beta=0: set beta.")
-        if not needs_values(estimator):
-            return
-        if self.max_extra_groups:
-            raise ConfigurationError(
-                f"max_extra_groups={self.max_extra_groups} replaces groups without variance, but "
-                f"advantage_estimator={estimator!r} compares states, not groups. Leave it out, or "
-                "use an estimator such as 'grpo'."
-            )
-        if not hasattr(self, "value_coef"):
+        if needs_values(estimator) and not hasattr(self, "value_coef"):
             raise ConfigurationError(
                 f"advantage_estimator={estimator!r} needs a critic: use StepPPOTrainer with "
                 "StepPPOConfig, or agent-r1-train --algorithm ppo."
@@ -386,13 +329,11 @@ class StepPPOConfig(StepGRPOConfig):
     )
     critic_model: str | None = HfArg(
         default=None,
-        help="Name or folder of the critic's model; a folder with a trained critic starts from "
-        "that. Default: a value head on the policy.",
+        help="Name or folder of the critic's model. Default: a value head on the policy.",
     )
     critic_learning_rate: float | None = HfArg(
         default=None,
-        help="The critic's learning rate. Default: ten times learning_rate, as published (1e-5 "
-        "and 1e-6).",
+        help="The critic's learning rate. Default: ten times learning_rate, as published.",
     )
     critic_warmup_steps: int = HfArg(
         default=0, help="Optimiser steps at the beginning that train the critic alone."
@@ -404,8 +345,7 @@ class StepPPOConfig(StepGRPOConfig):
     bootstrap_truncated: bool = HfArg(
         default=True,
         help="Bootstrap truncated episodes from the value of their last state. Switch it off where "
-        "a tight turn limit belongs to the task: never answering would be worth as much as "
-        "answering.",
+        "a tight turn limit belongs to the task.",
     )
 
     def __post_init__(self) -> None:
@@ -430,11 +370,7 @@ def config_class(algorithm: str) -> type[StepGRPOConfig]:
 
 
 def fast_precision() -> Mapping[str, bool]:
-    """Return ``{"bf16": True}`` where the model has to run on a CPU with bf16 instructions.
-
-    It is twice as fast as float32 there, but log-probabilities differ in the third digit between
-    sampling and training.
-    """
+    """Return ``{"bf16": True}`` where the model has to run on a CPU with bf16 instructions."""
     if torch.accelerator.is_available():
         return {}
     can: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # from torch 2.9 on
@@ -458,17 +394,3 @@ def check_ranges(settings: Any, ranges: Ranges) -> None:
         for option in options:
             if (value := getattr(settings, option)) is not None and not is_in(value):
                 raise ConfigurationError(f"{option} must be {words}, not {value}.")
-
-
-def _check_arguments(option: str, function: Callable[..., Any], given: Collection[str]) -> None:
-    """Refuse a function with a required argument that the trainer does not pass."""
-    for name, parameter in inspect.signature(function).parameters.items():
-        is_needed = parameter.default is parameter.empty and parameter.kind in (
-            parameter.POSITIONAL_OR_KEYWORD,
-            parameter.KEYWORD_ONLY,
-        )
-        if is_needed and name not in given:
-            raise ConfigurationError(
-                f"The function of {option} requires {name!r}, which the trainer does not pass. It "
-                f"passes: {', '.join(given)}. Give {name!r} a default."
-            )

@@ -4,12 +4,12 @@
 ``extension.attach(trainer)``. Every method has a default that changes nothing.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from agent_envs.core.command_line import json_object
 from agent_envs.core.lookup import lookup_or_import
 from agent_envs.errors import ConfigurationError
 from agent_trainers.algorithms.advantages import find_estimator
@@ -29,11 +29,7 @@ class Extension:
     trainer: Any = None
 
     def attach(self, trainer: Any) -> None:
-        """Take part in the run of `trainer`; may also add callbacks to it.
-
-        Raises:
-            ConfigurationError: If the extension does not go with the trainer's settings.
-        """
+        """Take part in the run of `trainer`, or refuse its settings; may add callbacks to it."""
         self.trainer = trainer
         trainer.extensions.append(self)
         trainer.keeping_state[type(self).__name__] = self
@@ -111,19 +107,14 @@ def make_extensions(value: str | None, advantage_estimator: str) -> list[Extensi
     Raises:
         ConfigurationError: If the value is malformed, or an extension rejects its arguments.
     """
-    text = (value or "").strip()
-    try:
-        entries = json.loads(text) if text.startswith("{") else dict.fromkeys([text] * bool(text))
-    except ValueError as error:
-        raise ConfigurationError(f"extensions is not valid JSON ({error}): {text}") from None
+    value = (value or "{}").strip()
+    entries = json_object(value, "extensions") if value.startswith("{") else {value: {}}
     needed = getattr(find_estimator(advantage_estimator), "extension", None)
-    paths = [*entries, *([needed] if needed and needed not in entries else [])]
     extensions = []
-    for path in paths:
+    for path in dict.fromkeys([*entries, *([needed] if needed else [])]):
         make: Any = lookup_or_import({}, path, kind="extension")
-        arguments = entries.get(path) or {}
         try:
-            extensions.append(make(**arguments))
+            extensions.append(make(**(entries.get(path) or {})))
         except TypeError as error:
             raise ConfigurationError(f"extensions: {path}: {error}") from None
     return extensions

@@ -1,7 +1,7 @@
 """`StepGRPOTrainer`: GRPO on environment steps, on top of ``trl.GRPOTrainer``.
 
 The path of a batch: `TrainerRollouts` collects trajectories, `BatchBuilder` makes tensors of them
-with the help of `Scorer`, `PolicyObjective` is the loss, and `TrainingLog` reports. TRL provides
+with the help of `Scorer`, which also gives the loss, and `TrainingLog` reports. TRL provides
 models, PEFT, vLLM, reference models, optimisation, logging and callbacks; its overridden methods
 are in one place below, and each states what it relies on.
 """
@@ -24,7 +24,6 @@ from agent_trainers.batching.distributed import ProcessGroup, without_sync
 from agent_trainers.batching.micro_batch import MicroBatch
 from agent_trainers.batching.shared_prefix import TokenScores
 from agent_trainers.monitoring.env_statistics import EvaluatedEnvironments
-from agent_trainers.monitoring.faults import FaultWatch
 from agent_trainers.monitoring.live_view import show_in_notebook
 from agent_trainers.monitoring.metrics_log import MetricsLog, RunningMeans, StepClock
 from agent_trainers.monitoring.trajectory_samples import BatchRecord
@@ -44,8 +43,7 @@ from agent_trainers.tasks.sources import (
 from agent_trainers.trainers.batch_builder import BatchBuilder
 from agent_trainers.trainers.config import StepGRPOConfig
 from agent_trainers.trainers.extensions import Extension, make_extensions
-from agent_trainers.trainers.generation import make_generator
-from agent_trainers.trainers.objective import PolicyObjective
+from agent_trainers.trainers.generation import TrainerGenerator
 from agent_trainers.trainers.resumable import ResumableTrainer
 from agent_trainers.trainers.rollouts import TrainerRollouts
 from agent_trainers.trainers.scorer import Scorer, disable_attention_dropout, drops_out
@@ -162,23 +160,24 @@ class StepGRPOTrainer(ResumableTrainer):
         self, source: TaskSource, eval_source: TaskSource | None, sampler: TaskSampler | None
     ) -> None:
         """Make the parts of the trainer."""
+        args = self.args
         self.processes = ProcessGroup(self.accelerator)
         self.means = RunningMeans(self.accelerator)
-        self.generator = make_generator(self)
+        self.generator = TrainerGenerator(self)
         self.extensions: list[Extension] = []
         self.keeping_state = {} if sampler is None else {"draws": sampler}
         settings: dict[str, Any] = {
             "policy": self.generator.make_policy(source.tools),
-            "step_timeout": self.args.step_timeout,
-            "episode_timeout": self.args.episode_timeout,
-            "group_quorum": self.args.group_quorum,
+            "step_timeout": args.step_timeout,
+            "episode_timeout": args.episode_timeout,
+            "group_quorum": args.group_quorum,
             "is_any_active": self.processes.any if self.generator.is_collective else None,
         }
         train = source.make_rollout(**settings)
         evaluate = train if eval_source is None else eval_source.make_rollout(**settings)
         names = [s.names if isinstance(s, EnvMixture) else [] for s in (source, eval_source)]
         self.rollouts = TrainerRollouts(
-            self.args,
+            args,
             self.processes,
             {"train": self.num_generations, "eval": self.num_generations_eval},
             {"train": train, "eval": evaluate},
@@ -187,7 +186,7 @@ class StepGRPOTrainer(ResumableTrainer):
             extensions=self.extensions,
         )
         self.scorer = Scorer(
-            args=self.args,
+            args=args,
             processes=self.processes,
             accelerator=self.accelerator,
             means=self.means,
@@ -195,30 +194,16 @@ class StepGRPOTrainer(ResumableTrainer):
             reference=self.ref_model,
             drops_out=drops_out(self.model),
             balances_experts=self.aux_loss_enabled,
-        )
-        self.objective = PolicyObjective(
-            self.args, self.means, drops_out=self.scorer.drops_out, extensions=self.extensions
+            extensions=self.extensions,
         )
         self.builder = BatchBuilder(
-            self.args, self.processes, self.scorer, self._tokenizer.pad_token_id, self.extensions
+            args, self.processes, self.scorer, self._tokenizer.pad_token_id, self.extensions
         )
-        evaluated = eval_source or source
-        self.training_log = TrainingLog(
-            means=self.means,
-            processes=self.processes,
-            metrics=self._metrics,
-            texts=self._logs if self.log_completions else None,
-            outcome_terms=source.outcome_terms,
-            faults=FaultWatch(self.args.max_fault_share),
-            extensions=self.extensions,
-            env_names=names[0],
-            evaluated=EvaluatedEnvironments(
-                evaluated.names, evaluated.variants, self.num_generations_eval
-            )
-            if isinstance(evaluated, EnvMixture)
-            else None,
-            max_drift=self.generator.max_drift,
-        )
+        variants = None
+        if isinstance(evaluated := eval_source or source, EnvMixture):
+            group_size = self.num_generations_eval
+            variants = EvaluatedEnvironments(evaluated.names, evaluated.variants, group_size)
+        self.training_log = TrainingLog(self, source.outcome_terms, names[0], variants)
         self.clock = StepClock(self._metrics["train"])
         for callback in (self.clock, MetricsLog()):
             self.add_callback(callback)
@@ -333,8 +318,7 @@ class StepGRPOTrainer(ResumableTrainer):
             if mode == "train" or self._last_evaluated_step != self.state.global_step:
                 self.forget_trajectories(mode)
             self.trajectories[mode] += trajectories
-            num_tokens_seen = self.state.num_input_tokens_seen
-            self.training_log.add_batch(mode, step[0] + 1, batch, factors, num_tokens_seen)
+            self.training_log.add_batch(mode, step[0] + 1, batch, factors)
             for name, value in metrics.items():
                 self._metrics[mode][name].append(value)
         return dict(batch.record.tensors)
@@ -366,7 +350,9 @@ class StepGRPOTrainer(ResumableTrainer):
 
     def _policy_loss(self, micro_batch: MicroBatch, scores: TokenScores) -> torch.Tensor:
         """Return the loss of the policy and of a mixture's routers of a micro-batch."""
-        loss = self._reduce_loss(self.objective(micro_batch, scores), micro_batch["loss_weights"])
+        loss = self._reduce_loss(
+            self.scorer.token_loss(micro_batch, scores), micro_batch["loss_weights"]
+        )
         if scores.routing is not None:
             weights = micro_batch["router_weights"]
             imbalance = scores.routing.imbalance(micro_batch["expert_load"][0, 0])

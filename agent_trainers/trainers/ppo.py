@@ -51,11 +51,7 @@ class StepPPOTrainer(StepGRPOTrainer):
     def __init__(
         self, model: Any, env: Any, args: StepPPOConfig | None = None, **rest: Any
     ) -> None:
-        """Set up `StepGRPOTrainer`, which documents the arguments, and the critic.
-
-        Raises:
-            ConfigurationError: If something is not supported; the message names it.
-        """
+        """Set up `StepGRPOTrainer`, which documents the arguments, and the critic."""
         super().__init__(model, env, args or StepPPOConfig("step-ppo"), **rest)
         if self.optimizer is not None:
             raise ConfigurationError(
@@ -67,12 +63,11 @@ class StepPPOTrainer(StepGRPOTrainer):
                 "FSDP and DeepSpeed are not supported with a critic, because they shard one model. "
                 "Use plain data parallelism, or an algorithm without a critic."
             )
-        critic: nn.Module
-        if self.args.critic_model is None:
-            critic = ValueHead(self.model.config.get_text_config().hidden_size)
-        else:
-            critic = CriticModel(self.args.critic_model)
-        self.critic: nn.Module = self.accelerator.prepare_model(critic)
+        name = self.args.critic_model
+        hidden_size = self.model.config.get_text_config().hidden_size
+        self.critic: nn.Module = self.accelerator.prepare_model(
+            ValueHead(hidden_size) if name is None else CriticModel(name)
+        )
         self._trained_beside = (self.critic,)
         self.add_callback(_ClearGradients(self.critic))
         self.builder.assign_credit = self._assign_credit
@@ -109,7 +104,15 @@ class StepPPOTrainer(StepGRPOTrainer):
         masks = credit_masks(rows, actions_only=self.args.advantage_mask)
         old_values = self.values(batch.tensors)
         values = sort_by_step(rows, masks, old_values.cpu().numpy(), num_steps)
-        raw = self._estimate(episodes, values, self.bootstrap_values(batch.trajectories))
+        options = {"bootstrap_values": self.bootstrap_values(batch.trajectories), "whiten": False}
+        known = estimator_options(self.args.advantage_estimator)
+        raw = estimate(
+            self.args.advantage_estimator,
+            episodes,
+            values=values,
+            **{name: value for name, value in options.items() if name in known},
+            **self.args.estimator_settings,
+        )
         targets = [
             advantages + _aligned(steps, len(advantages))
             for advantages, steps in zip(raw, values, strict=True)
@@ -123,7 +126,7 @@ class StepPPOTrainer(StepGRPOTrainer):
         return Credit(
             apart(whiten, self.processes.all_gather_objects(raw), [e.env for e in everyone]),
             tensors,
-            self.explained_variance(**tensors),
+            self._explained_variance(**tensors),
         )
 
     def bootstrap_values(self, trajectories: Sequence[Trajectory]) -> list[float]:
@@ -137,29 +140,10 @@ class StepPPOTrainer(StepGRPOTrainer):
                 values[i] = value
         return values
 
-    def _estimate(
-        self,
-        episodes: Sequence[EpisodeSummary],
-        values: Sequence[Sequence[Array]],
-        bootstrap_values: Sequence[float],
-    ) -> list[Array]:
-        options = {"bootstrap_values": bootstrap_values, "whiten": False}
-        known = estimator_options(self.args.advantage_estimator)
-        return estimate(
-            self.args.advantage_estimator,
-            episodes,
-            values=values,
-            **{name: value for name, value in options.items() if name in known},
-            **self.args.estimator_settings,
-        )
-
-    def explained_variance(
+    def _explained_variance(
         self, old_values: torch.Tensor, value_targets: torch.Tensor, value_weights: torch.Tensor
     ) -> dict[str, float]:
-        """Return the explained variance of the targets and their mean; NaN without variance.
-
-        All arguments are (B, T); weights sum to 1 over all processes.
-        """
+        """Return the explained variance of the targets and their mean; NaN without variance."""
         errors = value_targets - old_values
         sums = [
             (value_weights * x**power).sum() for x in (value_targets, errors) for power in (1, 2)
@@ -298,19 +282,16 @@ class CriticModel(nn.Module):
         try:
             weights = load_file(path) if path.exists() else {}
             has_body = any(key.startswith("body.") for key in weights)
-            self.body = (
-                AutoModel.from_config(AutoConfig.from_pretrained(name), dtype=torch.float32)
-                if has_body
-                else AutoModel.from_pretrained(name, dtype=torch.float32)
-            )
+            if has_body:
+                config = AutoConfig.from_pretrained(name)
+                self.body = AutoModel.from_config(config, dtype=torch.float32)
+            else:
+                self.body = AutoModel.from_pretrained(name, dtype=torch.float32)
             self.head = ValueHead(self.body.config.get_text_config().hidden_size)
             if weights:
                 (self if has_body else self.head).load_state_dict(weights)
         except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-            raise ConfigurationError(
-                f"critic_model={name}: could not be loaded ({error}). Pass a name on the hub, or a "
-                "folder of save_pretrained or of a trained critic."
-            ) from error
+            raise ConfigurationError(f"critic_model={name}: cannot be loaded ({error}).") from error
 
     def forward(self, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return the value before each completion token of rows, (B, T)."""

@@ -56,7 +56,7 @@ class TrainerRollouts:
         self._args, self._processes, self._group_sizes = args, processes, group_sizes
         self.collectors = dict(collectors)
         self._sampler, self._env_names, self._extensions = sampler, list(env_names), extensions
-        self._is_followed = bool(args.max_extra_groups or args.curriculum)
+        self._seconds = 0.0
 
     def close(self) -> None:
         """Close the idle environments."""
@@ -78,28 +78,59 @@ class TrainerRollouts:
             step: Optimiser step, and micro-batch in it.
             reward_factors: Current factor of each scheduled reward term.
         """
-        factors, size = reward_factors or {}, self._group_sizes[mode]
+        factors, size, self._seconds = reward_factors or {}, self._group_sizes[mode], 0.0
         counts = self._processes.all_gather(len(inputs))
         first = sum(counts[: self._processes.index])
+        numbers = range(first, first + len(inputs))
+        sampler = self._sampler if mode == "train" else None
         metrics: dict[str, float] = {}
-        if mode == "train" and self._sampler is not None:
-            metrics = self._sampler.metrics()
-            drawn = self._sampler.draw(-(-sum(counts) // size))
-            tasks = [drawn[i // size] for i in range(first, first + len(inputs))]
-            inputs = [{"env": each.env, "task": each.task} for each in tasks]
-        specs = self._specs(inputs, range(first, first + len(inputs)), mode, step)
+        if sampler is not None:
+            metrics = dict(sampler.metrics())
+            drawn = sampler.draw(-(-sum(counts) // size))
+            inputs = [drawn[i // size]._asdict() for i in numbers]
+        specs = [
+            self.spec(row, number, mode, step) for row, number in zip(inputs, numbers, strict=True)
+        ]
         trajectories = self._collect(specs, mode, step, factors)
-        seconds = _generate_seconds(trajectories)
-        if mode == "train" and self._is_followed:
-            places = [i // size for i in range(first, first + len(inputs))]
+        if sampler is not None and (self._args.max_extra_groups or self._args.curriculum):
+            places = [i // size for i in numbers]
             results = self._results(specs, places, trajectories, factors)
-            extra = self._resample(trajectories, results, places, first, step, factors)
-            metrics |= extra.metrics
-            seconds += extra.generate_seconds
-            assert self._sampler is not None
+            metrics |= self._resample(sampler, trajectories, results, numbers, step, factors)
             scored = [results[number] for number in sorted(results)]
-            self._sampler.observe([r for r in scored if not math.isnan(r.success)])
-        return CollectedBatch(trajectories, metrics, seconds)
+            sampler.observe([r for r in scored if not math.isnan(r.success)])
+        return CollectedBatch(trajectories, metrics, self._seconds)
+
+    def spec(
+        self, row: Mapping[str, Any], number: int, mode: str, step: tuple[int, int]
+    ) -> EpisodeSpec:
+        """Return the spec of an episode of a batch.
+
+        Seeds depend on the place in the run, not on the process, so any number of processes runs
+        the same episodes, and a resumed run continues with those of the unbroken run.
+
+        Args:
+            row: ``task``, and the name ``env`` where there are several environments.
+            number: Number of the episode in the batch of all processes.
+            mode: ``"train"`` or ``"eval"``.
+            step: Optimiser step, and micro-batch in it.
+        """
+        is_training = mode == "train"
+        place = step if is_training else (0, 0)
+        task, env = int(row["task"]), row.get("env", "")
+        group, member = divmod(number, self._group_sizes[mode])
+        # In training a task may come twice in a batch; in evaluation every task is new.
+        key = group if is_training else task
+        # The first environment has the seeds of a run with one environment.
+        others = (place_of,) if env and (place_of := self._env_names.index(env)) else ()
+        suffix = f"{key}-{env}" if env else f"{group}"
+        seeds = np.random.SeedSequence([self._args.seed, is_training, *place, task, *others])
+        return EpisodeSpec(
+            task=task,
+            seed=int(seeds.generate_state(1)[0]),
+            group_id=f"{mode}-{place[0]}-{place[1]}-{suffix}",
+            rng=np.random.default_rng([self._args.seed, is_training, *place, key, member, *others]),
+            env=env,
+        )
 
     def _collect(
         self,
@@ -108,65 +139,55 @@ class TrainerRollouts:
         step: tuple[int, int],
         factors: Mapping[str, float],
     ) -> list[Trajectory]:
+        trajectories = None
         for extension in self._extensions if mode == "train" else ():
-            if (trajectories := extension.collect(specs, step, factors)) is not None:
-                return trajectories
-        return self.collectors[mode].collect(specs)
-
-    def _specs(
-        self,
-        rows: Sequence[Mapping[str, Any]],
-        numbers: Sequence[int],
-        mode: str,
-        step: tuple[int, int],
-    ) -> list[EpisodeSpec]:
-        size, seed, names = self._group_sizes[mode], self._args.seed, self._env_names
-        return [
-            episode_spec(row, number, mode, size, seed, step, names)
-            for row, number in zip(rows, numbers, strict=True)
-        ]
+            if trajectories is None:
+                trajectories = extension.collect(specs, step, factors)
+        if trajectories is None:
+            trajectories = self.collectors[mode].collect(specs)
+        self._seconds += sum(t.timings["generate_seconds"] for t in trajectories)
+        return trajectories
 
     def _resample(
         self,
+        sampler: TaskSampler,
         trajectories: list[Trajectory],
         results: dict[int, GroupResult],
-        places: Sequence[int],
-        first: int,
+        numbers: Sequence[int],
         step: tuple[int, int],
         factors: Mapping[str, float],
-    ) -> CollectedBatch:
+    ) -> dict[str, float]:
         """Replace groups without variance in `trajectories`, and add to `results`.
 
-        `places` are the groups of this process's episodes; `first` is the number of its first one.
+        `numbers` are those of this process's episodes. Returns metrics.
         """
         size, budget = self._group_sizes["train"], self._args.max_extra_groups
-        num_groups, num_extra, seconds = len(results), 0, 0.0
+        num_groups = len(results)
         held = dict(enumerate(sorted(results)))  # the group that each place of the batch holds
         while wanted := [p for p in held if not results[held[p]].has_variance][:budget]:
-            numbers = {place: num_groups + num_extra + i for i, place in enumerate(wanted)}
-            budget, num_extra = budget - len(wanted), num_extra + len(wanted)
-            assert self._sampler is not None
-            tasks = dict(zip(wanted, self._sampler.draw(len(wanted)), strict=True))
-            own = [i for i, place in enumerate(places) if place in tasks]
-            rows = [tasks[places[i]]._asdict() for i in own]
-            episodes = [numbers[places[i]] * size + (first + i) % size for i in own]
-            specs = self._specs(rows, episodes, "train", step)
+            new = {place: len(results) + i for i, place in enumerate(wanted)}
+            budget -= len(wanted)
+            tasks = dict(zip(wanted, sampler.draw(len(wanted)), strict=True))
+            own = [i for i, number in enumerate(numbers) if number // size in tasks]
+            places = [numbers[i] // size for i in own]
+            specs = [
+                self.spec(tasks[p]._asdict(), new[p] * size + numbers[i] % size, "train", step)
+                for i, p in zip(own, places, strict=True)
+            ]
             extra = self._collect(specs, "train", step, factors)
-            results |= self._results(specs, [numbers[places[i]] for i in own], extra, factors)
-            held |= {p: number for p, number in numbers.items() if results[number].has_variance}
-            seconds += _generate_seconds(extra)
-            for i, trajectory in zip(own, extra, strict=True):
-                if held[places[i]] == numbers[places[i]]:
+            results |= self._results(specs, [new[p] for p in places], extra, factors)
+            held |= {p: number for p, number in new.items() if results[number].has_variance}
+            for i, place, trajectory in zip(own, places, extra, strict=True):
+                if held[place] == new[place]:
                     trajectories[i] = trajectory
         success = [r.success for r in results.values() if not math.isnan(r.success)]
-        metrics = {
-            "groups/extra": float(num_extra),
+        return {
+            "groups/extra": float(len(results) - num_groups),
             "groups/played_success": float(np.mean(success or [0.0])),
             "groups/played_without_variance": float(
                 np.mean([not result.has_variance for result in results.values()])
             ),
         }
-        return CollectedBatch(trajectories, metrics, seconds)
 
     def _results(
         self,
@@ -181,66 +202,19 @@ class TrainerRollouts:
         for spec, number, trajectory in zip(specs, numbers, episodes, strict=True):
             summary = summarise(trajectory, factors)
             return_ = float(sum(summary.rewards))
-            success = summary.success if "success" in summary.metrics else return_ > 0
-            task = -1 if spec.task is None else spec.task
-            own.append((number, spec.env, task, float(success), return_, summary.is_scorable))
-        groups: dict[int, list[tuple[int, str, int, float, float, bool]]] = {}
-        for episode in self._processes.all_gather_objects(own):
-            groups.setdefault(episode[0], []).append(episode)
+            success = float(summary.success if "success" in summary.metrics else return_ > 0)
+            scored = [(success, return_)] if summary.is_scorable else []
+            own.append((number, spec.env, -1 if spec.task is None else spec.task, scored))
+        groups: dict[int, tuple[str, int, list[tuple[float, float]]]] = {}
+        for number, env, task, scored in self._processes.all_gather_objects(own):
+            groups.setdefault(number, (env, task, []))[2].extend(scored)
         results = {}
-        for number, members in sorted(groups.items()):
-            scored = [member for member in members if member[5]]
-            returns = [member[4] for member in scored] or [0.0]
+        for number, (env, task, scored) in sorted(groups.items()):
+            returns = [return_ for _, return_ in scored] or [0.0]
             results[number] = GroupResult(
-                env=members[0][1],
-                task=members[0][2],
-                success=float(np.mean([member[3] for member in scored])) if scored else math.nan,
+                env=env,
+                task=task,
+                success=float(np.mean([s for s, _ in scored])) if scored else math.nan,
                 has_variance=not is_rounding(max(returns) - min(returns), 0.0),
             )
         return results
-
-
-def episode_spec(
-    row: Mapping[str, Any],
-    number: int,
-    mode: str,
-    group_size: int,
-    seed: int,
-    step: tuple[int, int],
-    env_names: Sequence[str] = (),
-) -> EpisodeSpec:
-    """Return the spec of an episode of a batch.
-
-    Seeds depend on the place in the run, not on the process, so any number of processes runs the
-    same episodes, and a resumed run continues with those of the unbroken run.
-
-    Args:
-        row: ``task``, and the name ``env`` where there are several environments.
-        number: Number of the episode in the batch of all processes; its group has `group_size`.
-        mode: ``"train"`` or ``"eval"``.
-        group_size: Episodes of a group.
-        seed: The seed of the run.
-        step: Optimiser step, and micro-batch in it.
-        env_names: The names of all environments, where there are several.
-    """
-    is_training = mode == "train"
-    place = step if is_training else (0, 0)
-    task, env = int(row["task"]), row.get("env", "")
-    group, member = divmod(number, group_size)
-    # In training a task may come twice in a batch; in evaluation every task is new.
-    key = group if is_training else task
-    # The first environment has the seeds of a run with one environment.
-    others = (place_of,) if env and (place_of := env_names.index(env)) else ()
-    suffix = f"{key}-{env}" if env else f"{group}"
-    seeds = np.random.SeedSequence([seed, is_training, *place, task, *others])
-    return EpisodeSpec(
-        task=task,
-        seed=int(seeds.generate_state(1)[0]),
-        group_id=f"{mode}-{place[0]}-{place[1]}-{suffix}",
-        rng=np.random.default_rng([seed, is_training, *place, key, member, *others]),
-        env=env,
-    )
-
-
-def _generate_seconds(trajectories: Sequence[Trajectory]) -> float:
-    return sum(trajectory.timings["generate_seconds"] for trajectory in trajectories)

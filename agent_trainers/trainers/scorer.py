@@ -1,10 +1,10 @@
-"""Scorer: log-probabilities of completion tokens under the policy and the reference.
+"""Scorer: log-probabilities of completion tokens, and the loss of the policy per token.
 
 Equal rows go through the model once, and rows with the same prompt share its forward pass where
 that saves enough. Dropout is on in the training pass, as in TRL, and off in all others.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -14,6 +14,12 @@ from accelerate.utils import is_peft_model
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import use_adapter
 
+from agent_trainers.algorithms.losses import (
+    evaluate_policy_loss,
+    find_policy_loss,
+    importance_log_ratio,
+    kl_divergence,
+)
 from agent_trainers.batching.distributed import ProcessGroup
 from agent_trainers.batching.micro_batch import (
     MicroBatch,
@@ -30,15 +36,18 @@ from agent_trainers.batching.shared_prefix import (
 )
 from agent_trainers.monitoring.metrics_log import RunningMeans
 from agent_trainers.trainers.config import StepGRPOConfig
+from agent_trainers.trainers.extensions import Extension
 
 Batch = Mapping[str, torch.Tensor]
 DRIFT: Final = "sampling/sampling_logp_difference/mean"
 MAX_DRIFT: Final = "sampling/sampling_logp_difference/max"
+MAX_KL_RATIO: Final = 3.0
+"""Bound of the importance ratio that weighs the divergence, as in TRL."""
 
 
 @dataclass(kw_only=True)
 class Scorer:
-    """Computes log-probabilities of batches, however large, one micro-batch at a time."""
+    """Scores batches, however large, one micro-batch at a time."""
 
     args: StepGRPOConfig
     processes: ProcessGroup
@@ -52,16 +61,17 @@ class Scorer:
     """Whether the training pass has dropout, so that its log-probabilities show no drift."""
     balances_experts: bool
     """Whether the routers of a mixture of experts add a loss."""
+    extensions: Sequence[Extension] = ()
 
     def micro_batches(self, batch: Batch, *, is_training: bool) -> Iterator[MicroBatch]:
         """Split a batch into micro-batches that fit the token budget."""
-        args = self.args
+        train, evaluate = (
+            self.args.per_device_train_batch_size, self.args.per_device_eval_batch_size,
+        )  # fmt: skip
         parts = split_into_micro_batches(
             batch,
-            max_rows=args.per_device_train_batch_size
-            if is_training
-            else args.per_device_eval_batch_size,
-            max_tokens=args.max_tokens_per_micro_batch,
+            max_rows=train if is_training else evaluate,
+            max_tokens=self.args.max_tokens_per_micro_batch,
         )
         if self.is_sharded:  # processes must pass together, some without rows
             parts = [*[[]] * (max(self.processes.all_gather(len(parts))) - len(parts)), *parts]
@@ -122,13 +132,10 @@ class Scorer:
         # whether some optimiser steps on a batch start with newer weights than sampled it
         generate_every = args.steps_per_generation * args.num_iterations
         is_trained_again = args.gradient_accumulation_steps % generate_every != 0
-        with (
-            without_dropout(policy),
-            disable_gradient_checkpointing(policy, args.gradient_checkpointing_kwargs),
-        ):
+        with self._as_in_inference(policy):
             if needs_correction or is_trained_again or self.drops_out:
                 old = self.logprobs(policy, batch, is_training=is_training)
-                record_drift(self.means, old, batch)
+                self._record_drift(old, batch)
                 if needs_correction or is_trained_again:
                     fixed["old_per_token_logps"] = old
                 if needs_correction:
@@ -150,11 +157,68 @@ class Scorer:
     def evaluate_logprobs(self, policy: Any, batch: Batch) -> torch.Tensor:
         """Return log-probabilities under the current policy, (B, T), without side effects."""
         is_training = policy.training
-        with (
-            without_dropout(policy),
-            disable_gradient_checkpointing(policy, self.args.gradient_checkpointing_kwargs),
-        ):
+        with self._as_in_inference(policy):
             return self.logprobs(policy, batch, is_training=is_training)
+
+    def token_loss(self, micro_batch: MicroBatch, scores: TokenScores) -> torch.Tensor:
+        """Return the unweighted loss of each token, (B, T).
+
+        It is the policy loss, losses of extensions, and the KL divergence.
+
+        Args:
+            micro_batch: Rows of a batch with their credit.
+            scores: Scores of its distinct rows under the trained policy.
+        """
+        args, means = self.args, self.means
+        mask, actions = micro_batch["tool_mask"], micro_batch["action_mask"]
+        logprobs = micro_batch.expand(scores.logprobs)
+        old = micro_batch.get("old_per_token_logps")
+        if old is None:  # the weights are still those that sampled
+            old = logprobs.detach()
+            if not self.drops_out:
+                self._record_drift(old, micro_batch)
+        log_ratio = importance_log_ratio(
+            logprobs - old,
+            mask,
+            micro_batch["steps"],
+            micro_batch["trajectory_lengths"],
+            args.importance_sampling_level,
+        )
+        policy = evaluate_policy_loss(
+            find_policy_loss(args.loss_type),
+            log_ratio=log_ratio,
+            logprobs=logprobs,
+            advantages=micro_batch["advantages"],
+            epsilon_low=args.epsilon,
+            epsilon_high=args.epsilon if args.epsilon_high is None else args.epsilon_high,
+            delta=args.delta,
+        )
+        loss = policy.loss
+        for extension in self.extensions:
+            loss = extension.token_loss(loss, micro_batch, logprobs, old)
+        if (correction := micro_batch.get("importance_sampling_ratio")) is not None:
+            loss = loss * correction
+            means.add_mean("sampling/importance_sampling_ratio/mean", correction, mask)
+        if (reference := micro_batch.get("ref_per_token_logps")) is not None:
+            divergence = kl_divergence(logprobs, reference)
+            means.add_mean("kl", divergence, actions)
+            if args.kl_placement == "loss":
+                if args.use_bias_correction_kl:
+                    # the token's own ratio, whatever importance_sampling_level is
+                    divergence = divergence * (logprobs - old).exp().clamp(max=MAX_KL_RATIO)
+                loss = loss + args.beta * divergence * actions
+        if scores.entropies is not None:
+            means.add_mean("entropy", micro_batch.expand(scores.entropies), actions)
+        low, high = policy.is_clipped_low, policy.is_clipped_high
+        for name, is_clipped in (("low", low), ("high", high), ("region", low | high)):
+            means.add_mean(f"clip_ratio/{name}_mean", is_clipped, mask)
+        return loss
+
+    @contextmanager
+    def _as_in_inference(self, policy: Any) -> Iterator[None]:
+        options = self.args.gradient_checkpointing_kwargs
+        with without_dropout(policy), disable_gradient_checkpointing(policy, options):
+            yield
 
     def _score_rows(self, model: Any, rows: Batch) -> TokenScores:
         unwrapped = self.accelerator.unwrap_model(model)
@@ -202,14 +266,13 @@ class Scorer:
         with use_adapter(model, adapter_name="ref" if "ref" in model.peft_config else None):
             yield policy
 
-
-def record_drift(means: RunningMeans, logprobs: torch.Tensor, batch: Batch) -> None:
-    """Report how far log-probabilities (B, T) are from those recorded at sampling."""
-    sampled = batch["sampling_per_token_logps"]
-    mask = batch["action_mask"] * sampled.isfinite()  # vLLM leaves some out
-    difference = torch.where(mask.bool(), (logprobs - sampled).abs(), 0.0)
-    means.add_mean(DRIFT, difference, mask)
-    means.add_maximum(MAX_DRIFT, float(difference.max()))
+    def _record_drift(self, logprobs: torch.Tensor, batch: Batch) -> None:
+        """Report how far log-probabilities (B, T) are from those recorded at sampling."""
+        sampled = batch["sampling_per_token_logps"]
+        mask = batch["action_mask"] * sampled.isfinite()  # vLLM leaves some out
+        difference = torch.where(mask.bool(), (logprobs - sampled).abs(), 0.0)
+        self.means.add_mean(DRIFT, difference, mask)
+        self.means.add_maximum(MAX_DRIFT, float(difference.max()))
 
 
 def body_of(model: Any) -> Any:

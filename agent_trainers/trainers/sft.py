@@ -29,33 +29,23 @@ class WarmStartConfig(SFTConfig):  # type: ignore[misc] # TRL is untyped
 def supervised_dataset(
     trajectories: Iterable[Trajectory], max_length: int | None
 ) -> tuple[Dataset, int]:
-    """Return rows for ``SFTTrainer`` whose labels are the tokens of actions.
+    """Return rows for ``SFTTrainer``, labels on actions only, and the number of rows left out.
 
-    Steps that extend each other share a row, as in reinforcement learning.
-
-    Args:
-        trajectories: Demonstrations.
-        max_length: Longest row in tokens. Longer ones are left out: a truncated row would teach to
-            stop early.
-
-    Returns:
-        ``input_ids`` and ``labels``, and the number of rows left out.
+    Steps that extend each other share a row, as in reinforcement learning. Rows longer than
+    `max_length` are left out: a truncated row would teach to stop early.
 
     Raises:
         DataError: If no row is left.
     """
-    kept: list[dict[str, list[int]]] = []
-    num_too_long = 0
-    for number, trajectory in enumerate(trajectories):
-        for row in make_rows(trajectory, number):
-            input_ids = [*row.prompt_ids, *row.completion_ids]
-            if max_length is not None and len(input_ids) > max_length:
-                num_too_long += 1
-                continue
-            kept.append({"input_ids": input_ids, "labels": row.labels()})
+    rows = [row for i, t in enumerate(trajectories) for row in make_rows(t, i)]
+    data = [
+        {"input_ids": [*row.prompt_ids, *row.completion_ids], "labels": row.labels()}
+        for row in rows
+    ]
+    kept = [each for each in data if max_length is None or len(each["labels"]) <= max_length]
     if not kept:
         raise DataError(
-            f"No demonstration is left to train on: {num_too_long} rows are "
-            f"longer than max_length={max_length}."
+            f"No demonstration is left to train on: {len(data)} rows are longer than "
+            f"max_length={max_length}."
         )
-    return Dataset.from_list(kept), num_too_long
+    return Dataset.from_list(kept), len(data) - len(kept)

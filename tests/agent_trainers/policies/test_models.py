@@ -16,7 +16,7 @@ from tests.agent_trainers.real_models import save_model
 def test_a_name_or_a_folder_is_taken_as_it_is_and_a_missing_file_is_named(monkeypatch):
     monkeypatch.setattr(models.constants, "HF_HUB_OFFLINE", False)
     assert models.find_model("Qwen/Qwen2.5-0.5B-Instruct") == "Qwen/Qwen2.5-0.5B-Instruct"
-    with pytest.raises(ConfigurationError, match=r"Model 'nowhere\.gguf': there is no such file"):
+    with pytest.raises(ConfigurationError, match=r"Model nowhere\.gguf: there is no such file"):
         models.find_model("nowhere.gguf")
 
 
@@ -32,7 +32,7 @@ def test_a_file_that_is_no_gguf_is_named_and_leaves_nothing(tmp_path, monkeypatc
     pytest.importorskip("gguf", reason="the extra gguf is not installed")
     (tmp_path / "model.gguf").write_bytes(b"not a model")
     monkeypatch.setenv(models.CACHE_VARIABLE, str(tmp_path / "cache"))
-    with pytest.raises(ConfigurationError, match=r"model\.gguf': transformers cannot read"):
+    with pytest.raises(ConfigurationError, match=r"model\.gguf: transformers cannot read"):
         models.find_model(str(tmp_path / "model.gguf"))
     assert not list((tmp_path / "cache").rglob("*.safetensors"))
 
@@ -83,7 +83,7 @@ def test_a_model_that_is_none_is_named(tmp_path):
     assert models.load_model(folder, "bfloat16").dtype == torch.bfloat16
     (tmp_path / "empty").mkdir()
     for load in (models.load_tokenizer, models.load_model):
-        with pytest.raises(ConfigurationError, match=r"empty': .*could"):
+        with pytest.raises(ConfigurationError, match=r"empty: .*could"):
             load(str(tmp_path / "empty"))
 
 
@@ -93,8 +93,8 @@ def test_a_model_that_is_none_is_named(tmp_path):
         ("", "no valid name on the hub"),
         ("./nowhere", r"no such folder, and it is no valid name on the hub"),
         ("a/b/c", r"no valid name on the hub"),
-        ("folder", r"folder': the folder contains no config\.json"),
-        ("notes.txt", r"notes\.txt': not a GGUF file"),
+        ("folder", r"folder: the folder contains no config\.json"),
+        ("notes.txt", r"notes\.txt: not a GGUF file"),
         ("nowhere/at-all", r"not cached while HF_HUB_OFFLINE is set"),
     ],
 )

@@ -1,13 +1,16 @@
+from types import SimpleNamespace
+
 import pytest
 
-from agent_trainers.trainers.rollouts import episode_spec
+from agent_trainers.trainers.rollouts import TrainerRollouts
 
 
 def draws(tasks, mode, **changes):
     """What each episode of two per group begins with: task, seed, and what its generator draws."""
     settings = {"first": 0, "step": (3, 0)} | changes
+    rollouts = TrainerRollouts(SimpleNamespace(seed=7), None, {"train": 2, "eval": 2}, {})
     specs = [
-        episode_spec({"task": task}, number, mode, group_size=2, seed=7, step=settings["step"])
+        rollouts.spec({"task": task}, number, mode, settings["step"])
         for number, task in enumerate(tasks, start=settings["first"])
     ]
     return [(spec.task, spec.seed, spec.rng.random()) for spec in specs]

@@ -16,7 +16,6 @@ from agent_trainers.batching import shared_prefix
 from agent_trainers.batching.micro_batch import select_rows
 from agent_trainers.trainers import generation, scorer
 from agent_trainers.trainers.grpo import StepGRPOTrainer
-from agent_trainers.trainers.rollouts import episode_spec
 from agent_trainers.trajectory import StopReason
 from tests.agent_trainers.gradients import TOLERANCE, assert_close, gradient, micro_batches
 
@@ -188,7 +187,7 @@ def test_trained_tokens_are_the_sampled_ones_with_their_log_probabilities(make_t
     difference = (recomputed - batch["sampling_per_token_logps"]) * batch["tool_mask"]
     assert difference.abs().max() < 1e-4
     # samples of an episode do not depend on the other episodes of its batch
-    spec = episode_spec({"task": 0}, 3, "train", group_size=4, seed=trainer.args.seed, step=(0, 0))
+    spec = trainer.rollouts.spec({"task": 0}, 3, "train", (0, 0))
     (alone,) = trainer.rollouts.collectors["train"].collect([spec])
     tokens = [[t.completion_ids for t in each.transitions] for each in (alone, played[3])]
     assert tokens[0] == tokens[1]

@@ -205,7 +205,7 @@ def test_the_critics_gradient_is_clipped_by_itself(make_trainer):
 )
 def test_explained_variance_is_one_where_only_a_constant_is_missing(make_trainer, values, expected):
     # targets 1 and 3: variance 1; errors of (3, 1) are -2 and 2: variance 4, so 1 - 4 / 1
-    metrics = make_trainer().explained_variance(
+    metrics = make_trainer()._explained_variance(
         old_values=torch.tensor([values]),
         value_targets=torch.tensor([[1.0, 3.0]]),
         value_weights=torch.tensor([[0.5, 0.5]]),
