@@ -43,18 +43,11 @@ def test_groups_are_of_one_environment_and_batches_hold_each_share(make_trainer)
     for trajectory in played:
         members[trajectory.group_id].add((trajectory.env, trajectory.task_id))
     assert [len(tasks) for tasks in members.values()] == [1] * 4
-
-
-def test_metrics_are_kept_for_each_environment(make_trainer):
-    trainer = make_trainer(max_steps=1)
-    trainer.train()
-    (entry,) = [entry for entry in history(trainer) if "reward" in entry]
+    entry = [entry for entry in history(trainer) if "reward" in entry][-1]
     for name in ("two", "one"):
-        own = [t for t in trainer.trajectories["train"] if t.env == name]
+        own = [t for t in played if t.env == name]
         assert entry[f"env/{name}/share"] == len(own) / 16
         assert entry[f"env/{name}/reward"] == pytest.approx(np.mean([t.return_ for t in own]))
-        assert entry[f"env/{name}/success"] == np.mean([t.success for t in own])
-    assert entry["success"] == np.mean([t.success for t in trainer.trajectories["train"]])
 
 
 def test_what_one_environment_pays_does_not_touch_the_advantages_of_another(make_trainer):
@@ -78,16 +71,10 @@ def test_what_one_environment_pays_does_not_touch_the_advantages_of_another(make
     assert all(np.array_equal(a, b) for a, b in zip(once, often, strict=True))
 
 
-@pytest.mark.parametrize("changes", [
-    {},
-    {"per_device_train_batch_size": 8, "steps_per_generation": 2, "num_iterations": 2},
-    {"kind": StepPPOTrainer, "gradient_accumulation_steps": 2},
-])  # fmt: skip
-def test_a_mixed_run_goes_on_from_a_checkpoint_as_if_nothing_had_happened(
-    make_trainer, tmp_path, changes
-):
+def test_a_mixed_run_goes_on_from_a_checkpoint_as_if_nothing_had_happened(make_trainer, tmp_path):
     finite = [*ENVS, {"id": ID, "name": "few", "weight": 0.7, "tasks": [4, 5, 6]}]
-    settings = {"max_steps": 5, "save_strategy": "steps", "save_steps": 1} | changes
+    settings = {"max_steps": 5, "save_strategy": "steps", "save_steps": 1}
+    settings |= {"kind": StepPPOTrainer, "steps_per_generation": 2, "num_iterations": 2}
     whole = make_trainer(finite, **settings)
     whole.train()
     resumed = make_trainer(finite, output_dir=str(tmp_path / "resumed"), **settings)
@@ -100,27 +87,6 @@ def test_a_mixed_run_goes_on_from_a_checkpoint_as_if_nothing_had_happened(
         t.task_id for t in resumed.trajectories["train"]
     ]
     assert_same_history(resumed, whole)
-
-
-def test_a_list_of_one_environment_trains_as_that_environment(make_trainer):
-    alone, listed = make_trainer(ID), make_trainer([{"id": ID, "weight": 5}])
-    played = []
-    for trainer in (alone, listed):
-        rows = [trainer.train_dataset[i // 4] for i in range(8)]
-        trajectories = trainer.rollouts.collect(rows, "train", (0, 0)).trajectories
-        played.append(
-            [
-                (t.env, t.task_id, t.group_id, [step.action for step in t.transitions])
-                for t in trajectories
-            ]
-        )
-        trainer.train()
-    assert played[0] == played[1]
-    for entry, expected in zip(history(listed), history(alone), strict=True):
-        for name, value in expected.items():
-            # drift is rounding alone here, and varies with where the tensors lie in memory
-            assert "logp_difference" in name or entry[name] == pytest.approx(value, rel=1e-4)
-    assert "draws" not in listed.keeping_state
 
 
 def test_variants_are_measured_under_their_own_names_beside_what_is_trained_in(make_trainer):
@@ -148,18 +114,6 @@ def test_variants_are_measured_under_their_own_names_beside_what_is_trained_in(m
     in_domain = [*own["two"], *own["one"]]
     assert entry["eval_reward"] == pytest.approx(np.mean([t.return_ for t in in_domain]))
     assert entry["eval_success"] == np.mean([t.success for t in in_domain])
-
-
-def test_an_environment_is_measured_the_same_with_and_without_variants(make_trainer):
-    tasks = Dataset.from_dict({"task": list(range(8))})
-    alone = make_trainer(ID, eval_dataset=tasks, per_device_eval_batch_size=8)
-    beside = make_trainer(ID, eval_dataset=tasks, eval_envs=VARIANTS, per_device_eval_batch_size=11)
-    for trainer in (alone, beside):
-        trainer.evaluate()
-    own = [t for t in beside.trajectories["eval"] if t.env == "SyntheticMultiHop-v0"]
-    played = sorted((t.task_id, t.transitions[0].action) for t in alone.trajectories["eval"])
-    assert sorted((t.task_id, t.transitions[0].action) for t in own) == played
-    assert history(beside)[0]["eval_reward"] == history(alone)[0]["eval_reward"]
 
 
 @pytest.mark.parametrize(("arguments", "message"), [

@@ -32,9 +32,7 @@ def train(folder, env_kwargs, config):
     [
         {},
         {"tool_format": "tags"},
-        {"context": {"name": "window", "turns": 1}},
-        {"context": {"name": "budget", "tokens": 700}},
-        {"rewards": {"format_and_answer": 1.0}},
+        {"context": {"name": "budget", "tokens": 700}, "rewards": {"format_and_answer": 1.0}},
     ],
 )
 def test_hotpotqa_trains_end_to_end(folder, env_kwargs, hotpot_file, make_config):

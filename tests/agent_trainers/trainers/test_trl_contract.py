@@ -35,7 +35,6 @@ OVERRIDDEN = {
     "create_model_card": "model_name dataset_name tags",
     "create_optimizer": "model",
     "evaluate": "eval_dataset ignore_keys metric_key_prefix",
-    "log": "logs start_time",
     "save_model": "output_dir _internal_call",
     "train": "resume_from_checkpoint trial ignore_keys_for_eval",
     "training_step": "model inputs num_items_in_batch",
@@ -86,8 +85,6 @@ def test_private_names_that_the_trainers_use_exist():
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
-        {"beta": 0.1},
         {"beta": 0.1, "use_bias_correction_kl": False},
         {"loss_type": "cispo", "epsilon_high": 2.0},
         {"delta": 1.5, "epsilon_high": 0.28},
