@@ -4,10 +4,9 @@ import argparse
 import contextlib
 import dataclasses
 import difflib
-import inspect
 import json
 import sys
-import textwrap
+import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
@@ -27,14 +26,13 @@ from agent_envs.errors import (
 
 T = TypeVar("T")
 
-_OTHERS: Final = "TRL and transformers"
 _USER_ERRORS: Final = (
     ConfigurationError, DataError, MissingExtraError, UnknownNameError, gym.error.Error,
 )  # fmt: skip
 
 
 class CommandParser(HfArgumentParser):  # type: ignore[misc] # transformers is untyped
-    """`HfArgumentParser` with grouped help, YAML defaults and two-line errors."""
+    """`HfArgumentParser` with YAML defaults, errors of two lines, and a help without TRL's rest."""
 
     def __init__(
         self,
@@ -47,36 +45,31 @@ class CommandParser(HfArgumentParser):  # type: ignore[misc] # transformers is u
     ) -> None:
         """Make an option of each field of the dataclasses `kinds`.
 
-        ``--help`` lists our fields by class, then those of TRL in `also_shown`, or all of them.
+        ``--help`` shows our fields and those of TRL in `also_shown`, or all of them.
         """
-        super().__init__(kinds, prog=program, description=description, allow_abbrev=False)
-        self.add_argument("--config")
-        self.add_argument("--help_all", action="help")
+        super().__init__(
+            kinds, prog=program, description=description, allow_abbrev=False,
+            usage="%(prog)s [--option value ...]",
+        )  # fmt: skip
+        self.add_argument("--config", help="Settings in YAML; the command line has priority.")
+        self.add_argument("--help_all", action="help", help="Show TRL's other options, too.")
         fields = [field for kind in kinds for field in dataclasses.fields(kind) if field.init]
-        self._fields = {field.name: field for field in fields}
+        self._fields = [field.name for field in fields]
         # names in files: fields and their aliases, such as envs for env
-        self._names = {field.name: field.name for field in fields} | {
+        self._names = {name: name for name in self._fields} | {
             alias.lstrip("-"): field.name
             for field in fields
             for alias in field.metadata.get("aliases", ())
         }
-        # transformers' parser replaces field.type
-        self._annotations = {
-            name: str(annotation)
-            for kind in kinds
-            for base in reversed(kind.__mro__)
-            for name, annotation in inspect.get_annotations(base).items()
+        self._types = {k: str(v) for kind in kinds for k, v in typing.get_type_hints(kind).items()}
+        bases = [base for kind in kinds for base in kind.__mro__]
+        theirs = [base for base in bases if base.__module__.startswith(("trl.", "transformers."))]
+        ours = {
+            k for base in bases if base not in theirs for k in vars(base).get("__annotations__", ())
         }
-        self._groups: dict[str, list[str]] = {}
-        others = dict.fromkeys(self._fields)
-        for base in (base for kind in kinds for base in kind.__mro__):
-            if not base.__module__.startswith(("trl.", "transformers.", "builtins")):
-                own = [name for name in inspect.get_annotations(base) if name in others]
-                self._groups[str(base.__doc__).split("\n")[0].rstrip(".")] = own
-                others = {name: None for name in others if name not in own}
-        shown = [*others] if show_all else [name for name in also_shown if name in others]
-        self._groups[_OTHERS] = shown
-        self._num_hidden = len(others) - len(shown)
+        for action in self._actions:
+            if action.dest in self._names and action.dest not in {*ours, *also_shown}:
+                action.help = action.help if show_all else argparse.SUPPRESS
         self._source = ""
 
     def use_settings(self, settings: Mapping[str, Any], source: str) -> None:
@@ -86,9 +79,7 @@ class CommandParser(HfArgumentParser):  # type: ignore[misc] # transformers is u
         for given, value in settings.items():
             if (name := self._names.get(given)) is None:
                 self.error(unknown_option(f"--{given}", self._names))
-            if name in values:
-                self.error(f"{name} and {given} are the same setting: give one of the two.")
-            if isinstance(value, list) and "list" not in self._annotations[name]:
+            if isinstance(value, list) and "list" not in self._types[name]:
                 self.error(f"{name} takes one value, not a list: {value}")
             if value is not None and not isinstance(value, list):
                 text = json.dumps(value) if isinstance(value, dict) else str(value)
@@ -108,20 +99,13 @@ class CommandParser(HfArgumentParser):  # type: ignore[misc] # transformers is u
         self.set_defaults(**before)
         return values
 
-    def read(
-        self, arguments: Sequence[str], others: Callable[[list[str]], list[str]] = list
-    ) -> tuple[argparse.Namespace, list[str]]:
-        """Return the values by name, and the arguments that belong to another parser.
-
-        `others` takes the arguments unknown here and returns those unknown there, too.
-
-        Raises:
-            SystemExit: On ``--help``, or if an option is wrong or unknown.
-        """
-        values, rest = self.parse_known_args(list(arguments))
-        if unknown := others(rest):
+    def read(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """Return the values by name; ends the process if an option is wrong or unknown."""
+        values: argparse.Namespace
+        values, unknown = self.parse_known_args(list(arguments))
+        if unknown:
             self.error(unknown_option(unknown[0], self._names))
-        return values, rest
+        return values
 
     def build(self, values: argparse.Namespace) -> tuple[Any, ...]:
         """Return one object per dataclass; the first error of their checks ends the process."""
@@ -133,24 +117,6 @@ class CommandParser(HfArgumentParser):  # type: ignore[misc] # transformers is u
     def error(self, message: str) -> NoReturn:
         """Print the error without argparse's usage, and exit with code 2."""
         refuse(self.prog, f"{self._source}{message}")
-
-    def format_help(self) -> str:
-        """Return the options by group, with their defaults."""
-        parts = [f"usage: {self.prog} [--option value ...]", str(self.description)]
-        for title, names in self._groups.items():
-            options = [self._describe(name) for name in names]
-            parts += ["\n".join([f"{title}:", *options])] if options else []
-        parts.append("--config FILE: settings in YAML; the command line has priority.")
-        if self._num_hidden:
-            parts.append(f"{self._num_hidden} more options, of {_OTHERS}: {self.prog} --help_all")
-        return "\n\n".join(parts) + "\n"
-
-    def _describe(self, name: str) -> str:
-        default = self.get_default(name)
-        default = str(default).lower() if isinstance(default, bool) else default
-        line = f"  --{name}" if default is None else f"  --{name} (default: {default})"
-        text = self._fields[name].metadata.get("help", "").replace("%%", "%")
-        return "\n".join([line, textwrap.indent(textwrap.fill(text, 92), " " * 8)])
 
 
 def unknown_option(option: str, known: Iterable[str]) -> str:
@@ -182,7 +148,7 @@ def parse(arguments: Sequence[str], kind: type[T], *, program: str, description:
     parser = CommandParser((kind,), program=program, description=description)
     if (config := parser.given(arguments).config) is not None:
         parser.use_settings(read_config(Path(config)), config)
-    parsed: T = parser.build(parser.read(arguments)[0])[0]
+    parsed: T = parser.build(parser.read(arguments))[0]
     return parsed
 
 
@@ -212,9 +178,7 @@ def read_config(path: Path, option: str = "--config") -> dict[str, Any]:
     """
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigurationError(f"{option} {path}: cannot be read ({error.strerror}).") from None
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise ConfigurationError(f"{option} {path}: is not valid YAML: {reason}") from None
     if not isinstance(config, dict) or not all(isinstance(name, str) for name in config):

@@ -18,12 +18,7 @@ from agent_envs.core.command_line import json_object
 from agent_envs.errors import ConfigurationError
 from agent_trainers.cli.arguments import check_range, notifier, parse
 from agent_trainers.cli.environments import first_tasks
-from agent_trainers.cli.output_folder import (
-    check_unchanged,
-    lock_folder,
-    settings_of,
-    write_settings,
-)
+from agent_trainers.cli.output_folder import open_run, settings_of
 from agent_trainers.cli.policies import (
     FittedEnvironment,
     PolicyArguments,
@@ -100,14 +95,13 @@ def open_portions(
         ConfigurationError: If `result` exists, or the command was begun with other options; errors
             name `option`.
     """
-    with lock_folder(folder, option):
-        if result.exists():
-            raise ConfigurationError(f"{option}: {result} exists. Choose another name.")
-        env_kwargs = json_object(options.env_kwargs, "--env_kwargs")
-        settings = settings_of({"env": options.env, "env_kwargs": env_kwargs}, options)
-        check_unchanged(folder, settings, option)
+    if result.exists():
+        raise ConfigurationError(f"{option}: {result} exists. Choose another name.")
+    env_kwargs = json_object(options.env_kwargs, "--env_kwargs")
+    settings = settings_of({"env": options.env, "env_kwargs": env_kwargs}, options)
+    with open_run(folder, settings, notify, resume=folder.is_dir(), option=option) as begin:
         environment = open_environment(options, notify)
-        write_settings(folder, settings)
+        begin()
         yield environment
 
 
@@ -135,10 +129,6 @@ def _best(episodes: Sequence[Trajectory], options: CollectArguments) -> list[Tra
     for trajectory in episodes:
         if trajectory.is_scorable and (trajectory.success or options.keep_failures):
             by_task.setdefault(trajectory.group_id, []).append(trajectory)
-    return [
-        trajectory
-        for group in by_task.values()
-        for trajectory in sorted(group, key=lambda t: (-t.success, -t.return_, len(t.transitions)))[
-            : options.keep
-        ]
-    ]
+    for group in by_task.values():
+        group.sort(key=lambda t: (-t.success, -t.return_, len(t.transitions)))
+    return [trajectory for group in by_task.values() for trajectory in group[: options.keep]]

@@ -1,8 +1,7 @@
-"""Environments named on a command line: checked, made, and their tasks split for evaluation."""
+"""Environments named on a command line: made with clear errors, and their tasks split."""
 
 import difflib
 import functools
-import importlib
 import inspect
 import sys
 import traceback
@@ -12,13 +11,7 @@ from typing import Any, Final, NamedTuple, cast
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.envs.registration import (
-    EnvSpec,
-    find_highest_version,
-    get_env_id,
-    load_env_creator,
-    parse_env_id,
-)
+from gymnasium.envs.registration import load_env_creator
 
 import agent_envs  # noqa: F401 - registers the environments
 from agent_envs.core.async_bridge import resolve
@@ -37,38 +30,51 @@ def environment_maker(
 
     The ``module:`` part of `env_id` may be in the working directory. Errors about `kwargs` name
     `option`.
-
-    Raises:
-        ConfigurationError: If there is no environment of that id.
     """
-    check_id(env_id)
     maker: Any = functools.partial(_make, env_id, kwargs, option)
     maker.__name__ = env_id  # curriculum levels are named after it
     return cast(Callable[[], Any], maker)
 
 
-def check_id(env_id: Any) -> None:
-    """Raise `ConfigurationError` if no environment has that id or its module fails to import."""
-    if not isinstance(env_id, str):
-        raise ConfigurationError(f"--env must be a Gymnasium id such as Name-v0, not {env_id!r}.")
-    module, is_given, name = env_id.rpartition(":")
-    if is_given:
-        add_working_directory()
-        try:
-            importlib.import_module(module)
-        except ModuleNotFoundError as error:
-            raise ConfigurationError(
-                f"--env {env_id}: {error}. Run the command in the module's folder, or install it."
-            ) from error
-        except Exception as error:  # user code
-            raise _user_error(env_id, f"{module} cannot be imported", error) from error
+def _make(env_id: str, kwargs: Mapping[str, Any], option: str, **others: Any) -> Any:
+    add_working_directory()
     try:
-        _find_spec(name)
+        return gym.make(env_id, **{**kwargs, **others})
     except gym.error.Error as error:
-        close = difflib.get_close_matches(name, gym.registry, n=1)
-        hint = f"Did you mean {close[0]}?" if close else "Is it registered when its module loads?"
-        reason = str(error).split(" Did you")[0]
-        raise ConfigurationError(f"--env {env_id}: {reason} {hint}") from error
+        raise ConfigurationError(f"--env {env_id}: {error}") from error
+    except AgentEnvsError:
+        raise
+    except Exception as error:  # user code
+        if isinstance(error, TypeError) and "unexpected keyword argument" in str(error):
+            raise ConfigurationError(_unknown_argument(env_id, str(error), option)) from error
+        raise _user_error(env_id, "cannot be made", error) from error
+
+
+def _unknown_argument(env_id: str, text: str, option: str) -> str:
+    """Return the message for an unknown keyword argument, with the closest known one."""
+    name = text.partition("unexpected keyword argument ")[2].split()[0].strip("'\".")
+    known: list[str] = []
+    entry_point = gym.spec(env_id).entry_point
+    creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
+    for kind in getattr(creator, "__mro__", ())[:-1]:
+        known += inspect.signature(kind.__init__).parameters
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return f"{option}: unexpected keyword argument {name!r} for {env_id}.{hint}"
+
+
+def _user_error(env_id: str, what: str, error: Exception) -> ConfigurationError:
+    """Return an error of one line with the file and line of the user's code that failed."""
+    origin = error.__context__ or error  # Gymnasium wraps some errors
+    frames = traceback.extract_tb(origin.__traceback__)
+    ours = (str(Path(gym.__file__).parent), str(Path(__file__).parent.parent), "<frozen")
+    places = [(frame.filename, frame.lineno) for frame in frames]
+    places = [place for place in places if not place[0].startswith(ours)]
+    if isinstance(error, SyntaxError):
+        places = [(str(error.filename), error.lineno)]
+    where = f" ({places[-1][0]}, line {places[-1][1]})" if places else ""
+    reason = " ".join(traceback.format_exception_only(error)[-1].split())
+    return ConfigurationError(f"--env {env_id}: {what}: {reason}{where}")
 
 
 class EnvironmentFacts(NamedTuple):
@@ -93,7 +99,7 @@ def inspect_environment(make_env: Callable[[], Any], env_id: str) -> Environment
     except AgentEnvsError:
         raise
     except Exception as error:  # user code
-        raise _user_error(env_id, "it cannot be reset", error) from error
+        raise _user_error(env_id, "cannot be reset", error) from error
     finally:
         env.close()
 
@@ -139,54 +145,3 @@ def hold_out(num_tasks: int | None, count: int, seed: int) -> Split:
 def first_tasks(num_tasks: int | None, count: int) -> list[int]:
     """Return the first `count` tasks, or all if there are fewer."""
     return list(range(count if num_tasks is None else min(count, num_tasks)))
-
-
-def _find_spec(name: str) -> EnvSpec:
-    """Return the spec of an id; without a version, the newest one, as `gym.make` does."""
-    if name not in gym.registry:
-        namespace, base, version = parse_env_id(name)
-        version = find_highest_version(namespace, base) if version is None else version
-        name = get_env_id(namespace, base, version)
-    return gym.spec(name)
-
-
-def _make(env_id: str, kwargs: Mapping[str, Any], option: str, **others: Any) -> Any:
-    kwargs = {**kwargs, **others}
-    try:
-        return gym.make(env_id, **kwargs)
-    except (AgentEnvsError, gym.error.Error):
-        raise
-    except Exception as error:  # user code
-        text = str(error)
-        if isinstance(error, TypeError) and "unexpected keyword argument" in text:
-            raise ConfigurationError(_unknown_argument(env_id, text, option)) from error
-        what = f"it cannot be made with {option} {dict(kwargs)}"
-        raise _user_error(env_id, what, error) from error
-
-
-def _unknown_argument(env_id: str, text: str, option: str) -> str:
-    """Return the message for an unknown keyword argument, with the closest known one."""
-    name = text.partition("unexpected keyword argument ")[2].split()[0].strip("'\".")
-    known: list[str] = []
-    entry_point = _find_spec(env_id.rpartition(":")[2]).entry_point
-    creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
-    for kind in getattr(creator, "__mro__", ())[:-1]:
-        known += inspect.signature(kind.__init__).parameters
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
-    return f"{option}: unexpected keyword argument {name!r} for {env_id}.{hint}"
-
-
-def _user_error(env_id: str, what: str, error: Exception) -> ConfigurationError:
-    """Return an error of one line with the file and line of the user's code that failed."""
-    origin = error.__context__ or error  # Gymnasium wraps some errors
-    frames = traceback.extract_tb(origin.__traceback__)
-    ours = (str(Path(gym.__file__).parent), str(Path(__file__).parent.parent), "<frozen")
-    users = [frame for frame in frames if not frame.filename.startswith(ours)]
-    where = ""
-    if isinstance(error, SyntaxError):
-        where = f" ({error.filename}, line {error.lineno})"
-    elif users:
-        where = f" ({users[-1].filename}, line {users[-1].lineno})"
-    reason = " ".join(traceback.format_exception_only(error)[-1].split())
-    return ConfigurationError(f"--env {env_id}: {what}: {reason}{where}")

@@ -70,75 +70,63 @@ def run(arguments: Sequence[str]) -> None:
         arguments,
         EvaluateArguments,
         program=PROGRAM,
-        description="Evaluate a language model in a Gymnasium environment, or in a program.\n"
+        description="Evaluate a language model in a Gymnasium environment, or in a program. "
         f"{PROGRAM} collect keeps the best episodes; see {PROGRAM} collect --help.",
     )
-    _check(options)
-    settings: dict[str, Any] = {
-        "samples_per_task": options.samples_per_task,
-        "ks": options.pass_at or sorted({1, options.samples_per_task}),
-        "seed": options.seed,
-    }
+    check_range(options, "at least 1", lambda value: value >= 1, "num_tasks", "samples_per_task")
+    check_policy(options)
+    check_program(options)
+    if options.output is not None:
+        check_output("--output", options.output)
+    if options.trajectories is not None:
+        check_output("--trajectories", options.trajectories, is_trajectories=True)
+    ks = options.pass_at or sorted({1, options.samples_per_task})
+    if not 1 <= min(ks) <= max(ks) <= options.samples_per_task:
+        raise ConfigurationError(
+            f"--pass_at: k is from 1 to --samples_per_task {options.samples_per_task}, not {ks}."
+        )
+    settings: dict[str, Any] = {"samples_per_task": options.samples_per_task, "seed": options.seed}
     if options.program is not None:
         source = options.program_tasks(options.tasks)
-        tasks = list(range(min(source.num_tasks, options.num_tasks)))
+        tasks = first_tasks(source.num_tasks, options.num_tasks)
         take_turn_length(options, notify)
         with open_policy(options) as policy:
-            evaluation = evaluate(source.make_rollout(policy), tasks, **settings)
+            evaluation = evaluate(source.make_rollout(policy), tasks, ks=ks, **settings)
         where = {name: getattr(options, name) for name in ("program", "tasks", "reward")}
     else:
         environment = open_environment(options, notify, **evaluation_defaults(options.env))
         tasks = first_tasks(environment.facts.num_tasks, options.num_tasks)
         with open_policy(options, environment) as policy:
-            evaluation = evaluate(Rollout(environment.make_env, policy), tasks, **settings)
+            rollout = Rollout(environment.make_env, policy)
+            evaluation = evaluate(rollout, tasks, ks=ks, **settings)
         where = {"env": options.env, "env_kwargs": environment.env_kwargs}
     if options.output:
-        write_json(options.output, _result(options, where, evaluation))
+        sampling = {name: getattr(options, name) for name in ("temperature", "top_p", "top_k")}
+        write_json(
+            options.output,
+            {
+                "model": options.model or EMBEDDED,
+                "base_url": options.base_url,
+                **where,
+                "sampling": "greedy" if options.greedy else sampling,
+                "max_completion_length": options.max_completion_length,
+                **settings,
+                "num_tasks": len({t.group_id for t in evaluation.trajectories}),
+                "num_failed": evaluation.num_failed,
+                "success_of_all": evaluation.success_of_all,
+                "usage": asdict(evaluation.usage),
+                "metrics": evaluation.metrics,
+                "pass_at_k": {str(k): value for k, value in evaluation.pass_at_k.items()},
+            },
+        )
     if options.trajectories:
         save_trajectories(options.trajectories, evaluation.trajectories)
     _print_table(options, evaluation)
     check_episodes(evaluation.trajectories)
 
 
-def _check(options: EvaluateArguments) -> None:
-    check_range(options, "at least 1", lambda value: value >= 1, "num_tasks", "samples_per_task")
-    check_policy(options)
-    check_program(options)
-    for name in ("output", "trajectories"):
-        if (path := getattr(options, name)) is not None:
-            check_output(f"--{name}", path, is_trajectories=name == "trajectories")
-    for k in options.pass_at or ():
-        if not 1 <= k <= options.samples_per_task:
-            raise ConfigurationError(
-                f"--pass_at {k} needs --samples_per_task {k} or more, not "
-                f"{options.samples_per_task}."
-            )
-
-
-def _result(
-    options: EvaluateArguments, where: dict[str, Any], evaluation: Evaluation
-) -> dict[str, Any]:
-    sampling = {name: getattr(options, name) for name in ("temperature", "top_p", "top_k")}
-    return {
-        "model": options.model or EMBEDDED,
-        "base_url": options.base_url,
-        **where,
-        "sampling": "greedy" if options.greedy else sampling,
-        "max_completion_length": options.max_completion_length,
-        "seed": options.seed,
-        "samples_per_task": options.samples_per_task,
-        "num_tasks": len({t.group_id for t in evaluation.trajectories}),
-        "num_failed": evaluation.num_failed,
-        "success_of_all": evaluation.success_of_all,
-        "usage": asdict(evaluation.usage),
-        "metrics": evaluation.metrics,
-        "pass_at_k": {str(k): value for k, value in evaluation.pass_at_k.items()},
-    }
-
-
 def _print_table(options: EvaluateArguments, evaluation: Evaluation) -> None:
-    sampling = "greedy" if options.greedy else f"temperature {options.temperature:g}"
-    title = f"{options.model or EMBEDDED} on {options.program or options.env}, {sampling}"
+    title = f"{options.model or EMBEDDED} on {options.program or options.env}"
     mean = Column("mean", justify="right")
     table = Table("metric", mean, "95 % interval", title=title, min_width=60)
     num_errors, num_episodes = evaluation.num_failed, len(evaluation.trajectories)
@@ -158,8 +146,6 @@ def _print_table(options: EvaluateArguments, evaluation: Evaluation) -> None:
         f"{num_episodes} episodes, {num_errors} errors; {usage.calls} model turns, "
         f"{usage.prompt_tokens} prompt and {usage.completion_tokens} completion tokens"
     )
-    if errors := [t.error for t in evaluation.trajectories if t.error]:
-        table.caption += f"\nfirst error: {errors[0].strip().splitlines()[-1]}"
     Console().print(table)
 
 

@@ -4,21 +4,18 @@
 launch`` ignores ``--num_processes``. The processes get the whole command line.
 """
 
-import contextlib
 import gc
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import psutil
 from accelerate import PartialState
-from accelerate.commands.launch import launch_command_parser
 
 from agent_envs.data.files import write_text
 from agent_envs.errors import ConfigurationError
@@ -31,9 +28,6 @@ from agent_trainers.checkpointing.interruption import (
 )
 from agent_trainers.cli.arguments import read_config, run_command
 from agent_trainers.recipes import ACCELERATE_CONFIGS, find_settings
-
-_CONFIG_OPTION: Final = "--accelerate_config"
-_SCRIPT: Final = "the script to launch"
 
 
 def run_trainer(
@@ -52,57 +46,37 @@ def run_trainer(
         sys.exit(interrupted.exit_code)
 
 
-def unknown_to_accelerate(options: Sequence[str]) -> list[str]:
-    """Return the options that ``accelerate launch`` does not have."""
-    parser = launch_command_parser()
-    parser.usage = "agent-r1-train [--option value ...]"  # its own has 200 lines
-    known, unknown = parser.parse_known_args([*options, _SCRIPT])
-    return unknown if known.training_script == _SCRIPT else [*unknown, known.training_script]
-
-
 def launch_command(
-    num_processes: int | None,
-    accelerate_config: str | None,
-    others: Sequence[str],
-    module: str,
-    arguments: Sequence[str],
+    num_processes: int | None, accelerate_config: str | None, module: str, arguments: Sequence[str]
 ) -> list[str] | None:
     """Return the command that runs `module` in several processes; None if this one is enough.
-
-    `others` are further options of ``accelerate launch``.
 
     Raises:
         ConfigurationError: If a CPU cannot do what the options ask for.
     """
     is_started = "LOCAL_RANK" in os.environ or STOP_FILE in os.environ
-    if is_started or (num_processes, accelerate_config, list(others)) == (None, None, []):
+    if is_started or (num_processes is None and accelerate_config is None):
         return None
+    start, kind = ["accelerate.commands.launch"], "NO"
+    if accelerate_config is not None:
+        path = find_settings(ACCELERATE_CONFIGS, accelerate_config, kind="--accelerate_config")
+        settings = read_config(path, "--accelerate_config")
+        kind = settings.get("distributed_type", "NO")
+        num_processes = num_processes or settings.get("num_processes")
+        start += ["--config_file", str(path)]
     if num_processes is not None and num_processes < 1:
         raise ConfigurationError(f"--num_processes must be at least 1, not {num_processes}.")
-    config, settings = None, {}
-    if accelerate_config is not None:
-        config = find_settings(ACCELERATE_CONFIGS, accelerate_config, kind=_CONFIG_OPTION)
-        settings = read_config(config, _CONFIG_OPTION)
     import torch
 
     if torch.accelerator.is_available():
-        start = ["accelerate.commands.launch"]
-        start += [] if config is None else ["--config_file", str(config)]
         start += [] if num_processes is None else ["--num_processes", str(num_processes)]
-        start += others
     else:
-        if others:
-            raise ConfigurationError(
-                f"{others[0]} needs an accelerator; a CPU supports --num_processes only."
-            )
-        kind = settings.get("distributed_type", "NO")
         if kind not in ("NO", "MULTI_CPU", "MULTI_GPU"):
             raise ConfigurationError(
-                f"{_CONFIG_OPTION}: {kind} needs an accelerator. On a CPU use {_CONFIG_OPTION} "
-                "ddp, or --num_processes alone."
+                f"--accelerate_config: {kind} needs an accelerator. On a CPU use "
+                "--accelerate_config ddp, or --num_processes alone."
             )
-        num_processes = num_processes or int(settings.get("num_processes", 1))
-        if num_processes == 1:
+        if num_processes in (None, 1):
             return None
         start = ["torch.distributed.run", "--standalone", "--nproc_per_node", str(num_processes)]
     return [sys.executable, "-m", *start, "--module", module, *arguments]
@@ -130,7 +104,7 @@ def supervise(command: Sequence[str], notify: Callable[[str], None]) -> int:
     received: list[int] = []
     with tempfile.TemporaryDirectory(prefix="agent-r1-") as folder:
         request = Path(folder) / "stop"
-        process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+        process = psutil.Popen(
             command,
             env=os.environ | {STOP_FILE: str(request), SUPERVISOR: str(os.getpid())},
             start_new_session=True,
@@ -142,22 +116,14 @@ def supervise(command: Sequence[str], notify: Callable[[str], None]) -> int:
             if len(received) == 1:
                 write_text(request, str(number))
                 notify("Stopping after this step and its checkpoint. Signal again to stop at once.")
-            else:
-                _kill(process.pid)
+                return
+            for member in [*process.children(recursive=True), process]:
+                member.kill()
 
         before = catch_signals(receive)
         try:
-            exit_code = process.wait()
+            exit_code: int = process.wait()
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            for signal_number, handler in before.items():
+                signal.signal(signal_number, handler)
     return 128 + received[0] if received else exit_code
-
-
-def _kill(pid: int) -> None:
-    """Kill a process and its descendants."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        parent = psutil.Process(pid)
-        for member in [*parent.children(recursive=True), parent]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                member.kill()

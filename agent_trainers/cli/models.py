@@ -2,9 +2,7 @@
 
 import contextlib
 import dataclasses
-import importlib.util
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,7 +22,7 @@ MAX_UNKNOWN_SHARE: Final = 0.1
 MERGED_FOLDER: Final = "merged"
 
 
-@dataclass
+@dataclasses.dataclass
 class ModelArguments(ModelConfig):  # type: ignore[misc] # TRL is untyped
     """TRL's model options, with ``model`` for the name."""
 
@@ -47,10 +45,10 @@ class ModelArguments(ModelConfig):  # type: ignore[misc] # TRL is untyped
         default=False,
         help=f"Also write the model with its adapters merged to {MERGED_FOLDER}/ in output_dir.",
     )
-    model_name_or_path: str | None = field(default=None, init=False)
+    model_name_or_path: str | None = dataclasses.field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        """Derive `use_peft` from `lora_r`; refuse options without effect or library."""
+        """Derive `use_peft` from `lora_r`; refuse options of adapters without adapters."""
         check_range(self, "at least 1", lambda value: value >= 1, "lora_r")
         if self.lora_r is not None:
             self.use_peft = True
@@ -60,16 +58,12 @@ class ModelArguments(ModelConfig):  # type: ignore[misc] # TRL is untyped
         target = getattr(self, "lora_target_modules", None)
         if isinstance(target, str) and target != "all-linear" and target.isidentifier():
             self.lora_target_modules = [target]  # TRL would read a single name as a pattern
-        given = {f.name: getattr(self, f.name) != f.default for f in dataclasses.fields(self)}
-        for name in (*(n for n in given if n.startswith("lora_")), "use_dora", "use_rslora",
-                     "load_in_4bit", "load_in_8bit", "merge_adapter"):  # fmt: skip
-            if given[name] and not self.use_peft:
-                raise ConfigurationError(f"--{name} does nothing without --lora_r: add --lora_r.")
-        is_quantised = self.load_in_4bit or self.load_in_8bit
-        if is_quantised and importlib.util.find_spec("bitsandbytes") is None:
-            raise ConfigurationError(
-                "--load_in_4bit and --load_in_8bit need bitsandbytes: pip install bitsandbytes"
-            )
+        of_adapters = ("lora_", "use_dora", "use_rslora", "load_in_", "merge_adapter")
+        for field in () if self.use_peft else dataclasses.fields(self):
+            if field.name.startswith(of_adapters) and getattr(self, field.name) != field.default:
+                raise ConfigurationError(
+                    f"--{field.name} does nothing without --lora_r: add --lora_r."
+                )
 
     def trainer_arguments(self) -> dict[str, Any]:
         """Return the arguments of the trainers."""
@@ -117,8 +111,16 @@ def fit_environment(
     Raises:
         ConfigurationError: If the tokenizer does not know the words of the environment.
     """
-    renderer = ChatRenderer(tokenizer)
-    _check_words(renderer, env_id, facts.states)
+    renderer, unknown = ChatRenderer(tokenizer), tokenizer.unk_token_id
+    prompts = [renderer.prompt_ids(i["messages"], template_tools(i), None) for i in facts.states]
+    ids = [token for prompt in prompts for token in prompt]
+    share = 0.0 if unknown is None else ids.count(unknown) / max(1, len(ids))
+    if share > MAX_UNKNOWN_SHARE:
+        raise ConfigurationError(
+            f"The model does not know the words of {env_id}: {share:.0%} of the tokens of its "
+            "first states are unknown. Make a tiny policy for it with python -m "
+            f"agent_trainers.tiny_policy --env {env_id}, or pass a language model with --model."
+        )
     tools = template_tools(facts.states[0])
     if not tools or "tool_format" in env_kwargs or renderer.shows_tools(tools):
         return dict(env_kwargs)
@@ -127,20 +129,3 @@ def fit_environment(
         "tool_format='tags'."
     )
     return {**env_kwargs, "tool_format": "tags"}
-
-
-def _check_words(renderer: ChatRenderer, env_id: str, states: list[dict[str, Any]]) -> None:
-    if (unknown := renderer.tokenizer.unk_token_id) is None:
-        return
-    ids = [
-        token
-        for info in states
-        for token in renderer.prompt_ids(info["messages"], template_tools(info), None)
-    ]
-    if (share := ids.count(unknown) / max(1, len(ids))) > MAX_UNKNOWN_SHARE:
-        raise ConfigurationError(
-            f"The model does not know the words of {env_id}: {share:.0%} of the tokens of its "
-            "first states are unknown. Make a tiny policy for it with python -m "
-            f"agent_trainers.tiny_policy --env {env_id}, or pass a language model with "
-            "--model."
-        )

@@ -77,8 +77,6 @@ def check_policy(options: PolicyArguments) -> None:
     check_range(options, "in (0, 1]", lambda value: 0 < value <= 1, "top_p")
     check_range(options, "positive", lambda value: value > 0, "request_timeout")
     if options.base_url is None:
-        if options.api_key_env is not None:
-            raise ConfigurationError("--api_key_env needs --base_url.")
         name = options.tool_format
         if name and lookup(TOOL_FORMATS, name, kind="tool format").is_structured:
             raise ConfigurationError(
@@ -87,10 +85,7 @@ def check_policy(options: PolicyArguments) -> None:
             )
         return
     if not options.base_url.startswith(("http://", "https://")):
-        raise ConfigurationError(
-            f"--base_url {options.base_url}: must begin with http:// or https://, as "
-            "http://localhost:8000/v1."
-        )
+        raise ConfigurationError(f"--base_url {options.base_url}: must begin with http://.")
     if options.model is None:
         raise ConfigurationError("--base_url needs --model: the model's name on the server.")
     if options.top_k:
@@ -112,10 +107,10 @@ class FittedEnvironment(NamedTuple):
     env_kwargs: dict[str, Any]
     make_env: Callable[[], Any]
     facts: EnvironmentFacts
-    tokenizer: Any
-    """None for a served model."""
     model: str
     """Model as transformers loads it, or its name on the server."""
+    tokenizer: Any
+    """None for a served model."""
 
 
 def open_environment(
@@ -128,23 +123,15 @@ def open_environment(
     env_kwargs = dict(defaults) | json_object(options.env_kwargs, "--env_kwargs")
     if options.tool_format:
         env_kwargs["tool_format"] = options.tool_format
+    facts = inspect_environment(environment_maker(options.env, env_kwargs), options.env)
+    model, tokenizer = str(options.model), None
+    if options.base_url is None:
+        take_turn_length(options, notify)
+        model = _model_path(options)
+        tokenizer = load_tokenizer(model)
+        env_kwargs = fit_environment(tokenizer, options.env, env_kwargs, facts, notify)
     make_env = environment_maker(options.env, env_kwargs)
-    if options.base_url is not None:
-        return FittedEnvironment(
-            env_kwargs,
-            make_env,
-            inspect_environment(make_env, options.env),
-            None,
-            str(options.model),
-        )
-    model = _model_path(options)
-    take_turn_length(options, notify)
-    facts = inspect_environment(make_env, options.env)
-    tokenizer = load_tokenizer(model)
-    env_kwargs = fit_environment(tokenizer, options.env, env_kwargs, facts, notify)
-    return FittedEnvironment(
-        env_kwargs, environment_maker(options.env, env_kwargs), facts, tokenizer, model
-    )
+    return FittedEnvironment(env_kwargs, make_env, facts, model, tokenizer)
 
 
 def take_turn_length(options: PolicyArguments, notify: Callable[[str], None]) -> None:
@@ -164,18 +151,20 @@ def open_policy(
 
     Without an environment (programs), tools are called in the default format.
     """
-    temperature = 0.0 if options.greedy else options.temperature
-    sampling: dict[str, Any] = {"temperature": temperature, "top_p": options.top_p}
+    sampling: dict[str, Any] = {
+        "temperature": 0.0 if options.greedy else options.temperature,
+        "top_p": options.top_p,
+    }
     if options.base_url is None:
         from agent_trainers.policies.local import local_policy
         from agent_trainers.trainers.config import fast_precision
 
-        model = _model_path(options) if environment is None else environment.model
+        model = _model_path(options)
         # the embedded policy always runs in the type it was saved in
         is_free = options.dtype == "auto" and options.model is not None
         yield local_policy(
             load_model(model, "bfloat16" if is_free and fast_precision() else options.dtype),
-            load_tokenizer(model) if environment is None else environment.tokenizer,
+            load_tokenizer(model),
             max_new_tokens=options.max_completion_length,
             **sampling,
             top_k=options.top_k,
@@ -184,13 +173,11 @@ def open_policy(
         return
     from agent_trainers.policies.served import OpenAIPolicy
 
-    tool_format = options.tool_format or "hermes"
-    if environment is not None:
-        tool_format = environment.facts.states[0].get("tool_format", "hermes")
+    state = {} if environment is None else environment.facts.states[0]
     policy = OpenAIPolicy(
         base_url=options.base_url,
         model=str(options.model),
-        tool_format=tool_format,
+        tool_format=state.get("tool_format") or options.tool_format or "hermes",
         api_key_env=options.api_key_env,
         max_new_tokens=options.max_completion_length or 512,
         **sampling,

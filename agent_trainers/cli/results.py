@@ -1,21 +1,17 @@
-"""Files that a training run leaves: figures, model card, learning curve, page, trajectories."""
+"""Files that a training run leaves: figures, learning curve, page, sampled trajectories."""
 
 import datetime
 import importlib.metadata
-import json
 import platform
-import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from huggingface_hub import ModelCardData
 from rich.console import Console
 from rich.table import Column, Table
 from transformers import TrainerCallback
 
 from agent_envs.data.files import write_json
-from agent_trainers.cli.models import EMBEDDED
 from agent_trainers.cli.output_folder import RESULTS_FILE
 from agent_trainers.monitoring.env_statistics import success_curves
 from agent_trainers.monitoring.report import plot_learning_curve, write_trajectory_page
@@ -33,37 +29,6 @@ PACKAGES: Final = ("agent-r1", "gymnasium", "torch", "transformers", "trl", "acc
 SAMPLES_PER_BATCH: Final = 16
 SAMPLES_ON_PAGE: Final = 4
 NEWEST_ON_PAGE: Final = 3
-_FILES: Final = {
-    "results.json": "figures", "learning_curve.png": "learning curve",
-    "trajectories.html": "sample trajectories", "metrics.jsonl": "metrics",
-    "model.safetensors": "trained model", "model.safetensors.index.json": "trained model",
-    "adapter_model.safetensors": "trained adapters",
-}  # fmt: skip
-_SOURCE: Final = ("program", "tasks", "eval_tasks", "reward", "env", "env_kwargs",
-                  "eval_env_kwargs", "envs", "eval_envs")  # fmt: skip
-_CARD: Final = """---
-{metadata}
----
-# {title}
-
-A language model trained by step-level reinforcement learning with Agent-R1 Gym.
-
-| | |
-|---|---|
-{table}
-
-Trained with:
-
-```
-{command}
-```
-
-Evaluate it with:
-
-```
-{evaluate}
-```
-"""
 
 
 class SampleCollector(TrainerCallback):  # type: ignore[misc]
@@ -76,7 +41,7 @@ class SampleCollector(TrainerCallback):  # type: ignore[misc]
         self._every = every
         self._batches: list[list[TrajectorySample]] = []
         self.by_environment: Mapping[str, Any] = {}
-        """Figures of each of several environments, see `describe_run`."""
+        """Figures of each of several environments, see `by_environment`."""
 
     @property
     def samples(self) -> list[TrajectorySample]:
@@ -85,15 +50,10 @@ class SampleCollector(TrainerCallback):  # type: ignore[misc]
         return [sample for batch in shown for sample in batch[:SAMPLES_ON_PAGE]]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Sample if it is due."""
-        step = state.global_step
-        if step in (1, state.max_steps) or (self._every and step % self._every == 0):
-            self.collect_trained(step)
-
-    def collect_trained(self, step: int) -> None:
-        """Sample the last training batch; collective."""
-        trainer = self._trainer
-        if (record := trainer.last_batch) is None:
+        """Sample the training batch if it is due; collective."""
+        trainer, step = self._trainer, state.global_step
+        is_due = step in (1, state.max_steps) or (self._every and step % self._every == 0)
+        if not is_due or (record := trainer.last_batch) is None:
             return
         samples = trained_samples(
             record,
@@ -156,30 +116,22 @@ def versions() -> dict[str, str]:
     }
 
 
-def describe_run(
-    trainer: StepGRPOTrainer,
-    run: Mapping[str, Any],
-    before: Mapping[str, Any],
-    after: Mapping[str, Any],
+def by_environment(
+    trainer: StepGRPOTrainer, before: Mapping[str, Any], after: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the content of ``results.json``, and set the trainer's model card.
+    """Return the figures of each of several environments; empty for a single one.
 
-    `before` and `after` are the evaluations before and after training; both may be empty.
+    ``of_in_domain`` is the success in an evaluation-only environment relative to the trained ones.
     """
-    results = {
-        **run,
-        **_measured(before, after),
-        **_by_environment(trainer, before, after),
-        "steps": trainer.state.global_step,
-        "seconds": round(trainer.training_seconds, 2),
-        "num_processes": trainer.accelerator.num_processes,
-        "num_parameters": trainer.accelerator.unwrap_model(trainer.model).num_parameters(),
-        **{name: v for each in trainer.extensions for name, v in each.results().items()},
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "versions": versions(),
-    }
-    trainer.model_card = _model_card(results, trainer.args.hub_model_id or trainer.args.output_dir)
-    return results
+    figures: dict[str, dict[str, Any]] = {}
+    evaluated = trainer.training_log.evaluated
+    for name in [] if evaluated is None else evaluated.names:
+        first, last = (measured.get("envs", {}).get(name, {}) for measured in (before, after))
+        is_trained = evaluated is not None and name not in evaluated.variants
+        figures[name] = {"is_trained": is_trained, **_measured(first, last)}
+        if not is_trained and last and after.get("success"):
+            figures[name]["of_in_domain"] = last["success"] / after["success"]
+    return figures
 
 
 def _measured(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
@@ -192,90 +144,32 @@ def _measured(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, 
     }
 
 
-def _by_environment(
-    trainer: StepGRPOTrainer, before: Mapping[str, Any], after: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the figures of each of several environments.
-
-    ``of_in_domain`` is the success in an evaluation-only environment relative to the trained ones.
-    """
-    if (evaluated := trainer.training_log.evaluated) is None:
-        return {}
-    figures: dict[str, dict[str, Any]] = {}
-    for name in evaluated.names:
-        first, last = (measured.get("envs", {}).get(name, {}) for measured in (before, after))
-        is_trained = name not in evaluated.variants
-        figures[name] = {"is_trained": is_trained, **_measured(first, last)}
-        if not is_trained and last and after.get("success"):
-            figures[name]["of_in_domain"] = last["success"] / after["success"]
-    return {"by_environment": figures}
-
-
-def _model_card(results: Mapping[str, Any], name: str) -> str:
-    model = results["model"]
-    metadata = ModelCardData(
-        base_model=None if model == EMBEDDED or Path(model).exists() else model,
-        library_name="transformers",
-        pipeline_tag="text-generation",
-        tags=["agent-r1", "reinforcement-learning", "trl", results["algorithm"]],
-    )
-    facts = {
-        "base model": model,
-        **{name: _text(results[name]) for name in _SOURCE if results.get(name)},
-        "algorithm": results["algorithm"],
-        "optimiser steps": results["steps"] or "in training",
-        "success before training": _percent(results["success_before"]),
-        "success after training": _percent(results["success_after"]),
-        "evaluation episodes": results["num_eval_episodes"],
-        "evaluated on": results["evaluated_on"],
-        **{
-            f"success on {name}, evaluation only": f"{_percent(figures['success_before'])} before, "
-            f"{_percent(figures['success_after'])} after"
-            for name, figures in results.get("by_environment", {}).items()
-            if not figures["is_trained"]
-        },
-        **results["versions"],
-    }
-    return _CARD.format(
-        metadata=metadata.to_yaml(),
-        title=Path(name).name,
-        table="\n".join(f"| {fact} | {value} |" for fact, value in facts.items()),
-        command=results["command"],
-        evaluate="\n".join(
-            shlex.join(["agent-r1-eval", "--model", name, *options])
-            for options in _eval_options(results)
-        ),
-    )
-
-
-def _eval_options(results: Mapping[str, Any]) -> Iterator[list[str]]:
-    """Yield the options of ``agent-r1-eval`` for each environment or program."""
-    if (program := results.get("program")) is not None:
-        reward = ["--reward", results["reward"]] if results["reward"] else []
-        yield ["--program", program, "--tasks", results["eval_tasks"] or results["tasks"], *reward]
-        return
-    single = {"id": results["env"], "kwargs": results.get("env_kwargs"),
-              "eval_kwargs": results.get("eval_env_kwargs")}  # fmt: skip
-    for member in results.get("envs") or [single]:
-        kwargs = member["kwargs"] | member.get("eval_kwargs", {})
-        yield ["--env", member["id"], *(["--env_kwargs", json.dumps(kwargs)] if kwargs else [])]
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def _percent(share: float | None) -> str:
-    return "not measured" if share is None else f"{share:.1%}"
-
-
 def write_results(
-    trainer: StepGRPOTrainer, collector: SampleCollector, results: Mapping[str, Any]
+    trainer: StepGRPOTrainer,
+    collector: SampleCollector,
+    facts: Mapping[str, Any],
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
 ) -> None:
-    """Write all files into the output folder and print the table."""
+    """Write results, curve, page and trajectories into the output folder, and print a table.
+
+    `facts` describe the run; `before` and `after` are the evaluations, both may be empty.
+    """
+    collector.by_environment = by_environment(trainer, before, after)
+    results = {
+        **facts,
+        **_measured(before, after),
+        **({"by_environment": collector.by_environment} if collector.by_environment else {}),
+        "steps": trainer.state.global_step,
+        "seconds": round(trainer.training_seconds, 2),
+        "num_processes": trainer.accelerator.num_processes,
+        "num_parameters": trainer.accelerator.unwrap_model(trainer.model).num_parameters(),
+        **{name: v for each in trainer.extensions for name, v in each.results().items()},
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "versions": versions(),
+    }
     folder = Path(trainer.args.output_dir)
     write_json(folder / RESULTS_FILE, results)
-    collector.by_environment = results.get("by_environment", {})
     plot_learning_curve(
         folder / "learning_curve.png",
         trainer.state.log_history,
@@ -289,22 +183,18 @@ def write_results(
 
 
 def print_results(results: Mapping[str, Any], folder: Path) -> None:
-    """Print success and return before and after, of each environment too, and the files."""
+    """Print success and return before and after, also of each environment, and the folder."""
+    columns = [Column(name, justify="right") for name in ("before", "after", "of in-domain")]
+    where = results.get("program") or results.get("env") or "several environments"
+    table = Table("", *columns, title=f"{results['algorithm']} on {where}", min_width=60)
+    shown = [("success", results, "success", "{:.1%}"), ("return", results, "return", "{:.3f}")]
     figures = results.get("by_environment", {})
-    variants = [name for name in figures if not figures[name]["is_trained"]]
-    columns = [Column(n, justify="right") for n in ("before", "after", "of in-domain")]
-    names = f"{len(results.get('envs', ()))} environments"
-    title = f"{results['algorithm']} on {results.get('program') or results.get('env') or names}"
-    table = Table("", *columns[: 3 if variants else 2], title=title, min_width=60)
-    for name, form in (("success", "{:.1%}"), ("return", "{:.3f}")):
-        values = (results[f"{name}_before"], results[f"{name}_after"])
-        table.add_row(name, *("-" if value is None else form.format(value) for value in values))
-    for name in [*(name for name in figures if name not in variants), *variants]:
-        own = figures[name]
-        label = f"  {name}, evaluation only" if name in variants else f"  {name}"
-        shares = [own["success_before"], own["success_after"], own.get("of_in_domain")]
-        shown = ["-" if share is None else f"{share:.1%}" for share in shares]
-        table.add_row(label, *shown[: len(table.columns) - 1])
+    for name in sorted(figures, key=lambda name: not figures[name]["is_trained"]):
+        label = f"  {name}" + ("" if figures[name]["is_trained"] else ", evaluation only")
+        shown.append((label, figures[name], "success", "{:.1%}"))
+    for label, own, kind, form in shown:
+        values = [own[f"{kind}_before"], own[f"{kind}_after"], own.get("of_in_domain")]
+        table.add_row(label, *("-" if value is None else form.format(value) for value in values))
     table.caption = (
         f"{results['num_eval_episodes']} evaluation episodes: {results['evaluated_on']}; "
         f"{results['steps']} optimiser steps "
@@ -315,6 +205,4 @@ def print_results(results: Mapping[str, Any], folder: Path) -> None:
     for alarm in results.get("hacking_alarms", ()):
         steps = f"steps {alarm['first_step']} to {alarm['last_step']}"
         console.print(f"Reward hacking? {steps}, {alarm['text']}", style="red", highlight=False)
-    for name, what in _FILES.items():
-        if (folder / name).exists():
-            console.print(f"{what:>20}: {folder / name}", highlight=False)
+    console.print(f"Model, metrics, figures and trajectories: {folder}", highlight=False)

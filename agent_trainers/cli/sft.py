@@ -3,7 +3,7 @@
 On an environment's reference actions, recorded trajectories, or conversations.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -41,17 +41,10 @@ from agent_trainers.trajectory import Trajectory, load_trajectories
 PROGRAM: Final = "agent-r1-sft"
 notify = notifier(PROGRAM)
 DEFAULTS: Final[Mapping[str, Any]] = {
-    "num_train_epochs": 1.0,
-    "learning_rate": 2e-4,
-    "per_device_train_batch_size": 8,
-    "max_length": 4096,
-    "logging_steps": 1,
-    "save_strategy": "epoch",
-    "save_total_limit": 1,
-    "gradient_checkpointing": False,
-    "report_to": "none",
-    "output_dir": "runs/sft",
-}
+    "num_train_epochs": 1.0, "learning_rate": 2e-4, "per_device_train_batch_size": 8,
+    "max_length": 4096, "logging_steps": 1, "save_strategy": "epoch", "save_total_limit": 1,
+    "gradient_checkpointing": False, "report_to": "none", "output_dir": "runs/sft",
+}  # fmt: skip
 SHOWN: Final = (
     "max_length", "bf16", "use_cpu", "lora_alpha", "lora_dropout", "lora_target_modules",
     "load_in_4bit", "num_train_epochs", "max_steps", "learning_rate", "per_device_train_batch_size",
@@ -96,27 +89,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     run_trainer(PROGRAM, run, arguments, notify)
 
 
-def run(arguments: Sequence[str]) -> None:
-    """Train on demonstrations."""
-    parser = make_parser(arguments)
-    options, config = parser.build(parser.read(arguments)[0])
-    if options.trajectories and options.conversations:
-        raise ConfigurationError("--trajectories and --conversations: give one of the two.")
-    check_range(options, "at least 1", lambda value: value >= 1, "num_tasks")
-    check_loggers(config)
-    env_kwargs = json_object(options.env_kwargs, "--env_kwargs")
-    folder = open_run(
-        Path(config.output_dir),
-        settings_of({"env": options.env, "env_kwargs": env_kwargs}, options, config),
-        notify,
-        resume=options.resume,
-        overwrite=options.overwrite,
-        checkpoint=config.resume_from_checkpoint,
-    )
-    with folder as begin, StopRequests(notify) as requests:
-        _train(options, config, requests, begin)
-
-
 def make_parser(arguments: Sequence[str]) -> CommandParser:
     """Return the parser of a command line, with the defaults of its file."""
     parser = CommandParser(
@@ -135,52 +107,69 @@ def make_parser(arguments: Sequence[str]) -> CommandParser:
     return parser
 
 
-def _train(
-    options: WarmStartArguments,
-    config: WarmStartConfig,
-    requests: StopRequests,
-    begin: Callable[[], None],
-) -> None:
-    model = find_model(str(TINY_POLICY) if options.model is None else options.model)
-    tokenizer = load_tokenizer(model)
-    found = list(_demonstrations(options, tokenizer))
-    kept = [t for t in found if options.keep_failures or t.metrics.get("success", 1.0) > 0]
-    dataset, num_too_long = supervised_dataset(kept, config.max_length)
-    num_trained = sum(label >= 0 for row in dataset["labels"] for label in row)
-    notify(
-        f"{len(kept)} of {len(found)} demonstrations, {len(dataset)} rows, {num_trained} tokens to "
-        f"train; {num_too_long} rows longer than {config.max_length} tokens left out."
+def run(arguments: Sequence[str]) -> None:
+    """Train on demonstrations."""
+    parser = make_parser(arguments)
+    options, config = parser.build(parser.read(arguments))
+    if options.trajectories and options.conversations:
+        raise ConfigurationError("--trajectories and --conversations: give one of the two.")
+    check_range(options, "at least 1", lambda value: value >= 1, "num_tasks")
+    check_loggers(config)
+    env_kwargs = json_object(options.env_kwargs, "--env_kwargs")
+    folder = open_run(
+        Path(config.output_dir),
+        settings_of({"env": options.env, "env_kwargs": env_kwargs}, options, config),
+        notify,
+        resume=options.resume,
+        overwrite=options.overwrite,
+        checkpoint=config.resume_from_checkpoint,
     )
-    config.model_init_kwargs = {**options.load_arguments(), **(config.model_init_kwargs or {})}
-    adapters = options.trainer_arguments()
-    if (quantization := adapters["quantization_config"]) is not None:
-        config.model_init_kwargs["quantization_config"] = quantization
-    with refused_settings():
-        trainer = SFTTrainer(
-            model,
-            args=config,
-            train_dataset=dataset,
-            processing_class=tokenizer,
-            peft_config=adapters["peft_config"],
-            callbacks=[MetricsLog()],
+    with folder as begin, StopRequests(notify) as requests:
+        model = find_model(str(TINY_POLICY) if options.model is None else options.model)
+        tokenizer = load_tokenizer(model)
+        found = list(_demonstrations(options, env_kwargs, tokenizer))
+        kept = [t for t in found if options.keep_failures or t.metrics.get("success", 1.0) > 0]
+        dataset, num_too_long = supervised_dataset(kept, config.max_length)
+        num_trained = sum(label >= 0 for row in dataset["labels"] for label in row)
+        notify(
+            f"{len(kept)} of {len(found)} demonstrations, {len(dataset)} rows, {num_trained} "
+            f"tokens to train; {num_too_long} rows longer than {config.max_length} tokens left out."
         )
-    begin()
-    stop = StopAtStepEnd(requests, trainer.accelerator)
-    trainer.add_callback(stop)
-    checkpoint = get_last_checkpoint(config.output_dir) if options.resume else None
-    trainer.train(resume_from_checkpoint=checkpoint or config.resume_from_checkpoint)
-    if stop.stopped_by is not None:
-        raise Interrupted(stop.stopped_by)
-    trainer.save_model()
-    if options.merge_adapter:
-        notify(f"The model with its adapters merged: {write_merged(trainer)}")
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    if losses:
-        notify(f"Loss per token {losses[0]:.3f} -> {losses[-1]:.3f} in {len(losses)} updates.")
-    notify(f"Continue with: agent-r1-train --model {config.output_dir}")
+        adapters = options.trainer_arguments()
+        quantization = {"quantization_config": adapters["quantization_config"]}
+        config.model_init_kwargs = {
+            **options.load_arguments(),
+            **(quantization if quantization["quantization_config"] is not None else {}),
+            **(config.model_init_kwargs or {}),
+        }
+        with refused_settings():
+            trainer = SFTTrainer(
+                model,
+                args=config,
+                train_dataset=dataset,
+                processing_class=tokenizer,
+                peft_config=adapters["peft_config"],
+                callbacks=[MetricsLog()],
+            )
+        begin()
+        stop = StopAtStepEnd(requests, trainer.accelerator)
+        trainer.add_callback(stop)
+        checkpoint = get_last_checkpoint(config.output_dir) if options.resume else None
+        trainer.train(resume_from_checkpoint=checkpoint or config.resume_from_checkpoint)
+        if stop.stopped_by is not None:
+            raise Interrupted(stop.stopped_by)
+        trainer.save_model()
+        if options.merge_adapter:
+            notify(f"The model with its adapters merged: {write_merged(trainer)}")
+        losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+        if losses:
+            notify(f"Loss per token {losses[0]:.3f} -> {losses[-1]:.3f} in {len(losses)} updates.")
+        notify(f"Continue with: agent-r1-train --model {config.output_dir}")
 
 
-def _demonstrations(options: WarmStartArguments, tokenizer: Any) -> Iterator[Trajectory]:
+def _demonstrations(
+    options: WarmStartArguments, env_kwargs: dict[str, Any], tokenizer: Any
+) -> Iterator[Trajectory]:
     """Yield the demonstrations, in the model's tokens."""
     renderer = ChatRenderer(tokenizer)
     if options.conversations is not None:
@@ -191,7 +180,6 @@ def _demonstrations(options: WarmStartArguments, tokenizer: Any) -> Iterator[Tra
     env_id = options.env or (DEFAULT_ENV if options.trajectories is None else None)
     tools = None
     if env_id is not None:
-        env_kwargs = json_object(options.env_kwargs, "--env_kwargs")
         facts = inspect_environment(environment_maker(env_id, env_kwargs), env_id)
         env_kwargs = fit_environment(tokenizer, env_id, env_kwargs, facts, notify)
         make_env = environment_maker(env_id, env_kwargs)
@@ -201,10 +189,8 @@ def _demonstrations(options: WarmStartArguments, tokenizer: Any) -> Iterator[Tra
             yield retell(trajectory, renderer, tools)
         return
     tasks = first_tasks(facts.num_tasks, options.num_tasks)
-    yield from tqdm(
-        play_reference(make_env, renderer, tasks),
-        desc="demonstrating", total=len(tasks), unit="episode",
-    )  # fmt: skip
+    played = play_reference(make_env, renderer, tasks)
+    yield from tqdm(played, desc="demonstrating", total=len(tasks), unit="episode")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Environments or a program to train in: read from the options, with the tasks of evaluation."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -59,9 +59,7 @@ class ProgramArguments:
     )
     program_runner: str = HfArg(
         default="thread",
-        help="How programs run. "
-        + "; ".join(f"{name}: {meaning}" for name, meaning in RUNNERS.items())
-        + ".",
+        help=f"How programs run. {'; '.join(f'{name}: {RUNNERS[name]}' for name in RUNNERS)}.",
     )
     program_env: list[str] | None = HfArg(
         default=None,
@@ -107,15 +105,14 @@ class ProgramArguments:
 def check_program(options: ProgramArguments) -> None:
     """Raise `ConfigurationError` for program options without a program, and the reverse."""
     defaults = type(options)()
-
-    def given(names: tuple[str, ...]) -> list[str]:
-        return [n for n in names if getattr(options, n, None) != getattr(defaults, n, None)]
-
-    if options.program is None and (names := given(OF_PROGRAMS)):
-        raise ConfigurationError(f"--{names[0]} does nothing without --program: add --program.")
-    if options.program is not None and (names := given(OF_ENVIRONMENTS)):
+    wrong = OF_PROGRAMS if options.program is None else OF_ENVIRONMENTS
+    for name in wrong:
+        if getattr(options, name, None) == getattr(defaults, name, None):
+            continue
+        if options.program is None:
+            raise ConfigurationError(f"--{name} does nothing without --program: add --program.")
         raise ConfigurationError(
-            f"--{names[0]} is for environments and --program is given. Remove one of them."
+            f"--{name} is for environments and --program is given. Remove one of them."
         )
 
 
@@ -141,25 +138,22 @@ class ProgramSource:
         """Take the options of ``agent-r1-train``."""
         self._options = options
         self.title: str = options.program
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Settings for ``settings.json`` and ``results.json``."""
         names = ("program", "tasks", "eval_tasks", "reward", "frozen_roles")
-        return {name: getattr(self._options, name) for name in names}
+        self.settings = {name: getattr(options, name) for name in names}
+        """Settings for ``settings.json`` and ``results.json``."""
 
     def tasks(
-        self, tokenizer: Any, num_eval_tasks: int, seed: int, notify: Callable[[str], None]
+        self, tokenizer: Any, count: int, seed: int, notify: Callable[[str], None]
     ) -> TrainingTasks:
-        """Return the tasks; without `eval_tasks`, some are held out of training."""
+        """Return the tasks; without `eval_tasks`, `count` are held out of training."""
         options = self._options
         source = options.program_tasks(options.tasks, frozen_roles=options.frozen_roles or ())
         if options.eval_tasks is None:
-            split = hold_out(source.num_tasks, num_eval_tasks, seed)
+            split = hold_out(source.num_tasks, count, seed)
             return TrainingTasks(source, source, split.train, _rows(split), split.words)
         evaluated = options.program_tasks(options.eval_tasks)
-        rows = [{"task": task} for task in range(min(evaluated.num_tasks, num_eval_tasks))]
-        return TrainingTasks(source, evaluated, None, rows, options.eval_tasks)
+        split = Split(None, first_tasks(evaluated.num_tasks, count), options.eval_tasks)
+        return TrainingTasks(source, evaluated, None, _rows(split), split.words)
 
 
 class EnvironmentSource:
@@ -174,101 +168,84 @@ class EnvironmentSource:
         kwargs = json_object(options.env_kwargs, "--env_kwargs")
         eval_kwargs = json_object(options.eval_env_kwargs, "--eval_env_kwargs")
         members = [
-            replace(
-                member,
-                kwargs={**kwargs, **member.kwargs},
-                eval_kwargs={**eval_kwargs, **member.eval_kwargs},
-            )
-            for member in read_members(options.env or [DEFAULT_ENV], "env")
+            replace(m, kwargs={**kwargs, **m.kwargs}, eval_kwargs={**eval_kwargs, **m.eval_kwargs})
+            for m in read_members(options.env or [DEFAULT_ENV], "env")
         ]
-        variants = [
-            *(read_members(options.eval_envs, "eval_envs", is_weighted=False)
-              if options.eval_envs is not None else ())
-        ]  # fmt: skip
+        variants: list[EnvMember] = []
+        if options.eval_envs is not None:
+            variants = read_members(options.eval_envs, "eval_envs", is_weighted=False)
         self.trained, self.variants = name_members(members, variants)
         if len(self.trained) == 1:  # the weight of a single environment has no effect
             self.trained = [replace(self.trained[0], weight=1.0)]
-        self.is_single = len(self.trained) == 1 and self.trained[0].tasks is None
-        self.title = (
-            str(self.trained[0].id)
-            if self.is_single
-            else " + ".join(f"{m.name} x {m.weight:g}" for m in self.trained)
-        )
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Settings for ``settings.json`` and ``results.json``."""
         first = self.trained[0]
-        settings: dict[str, Any] = {
-            "env": first.id if self.is_single else None,
-            "env_kwargs": dict(first.kwargs) if self.is_single else {},
-            "eval_env_kwargs": dict(first.eval_kwargs) if self.is_single else {},
-        }
-        if not self.is_single:
-            settings["envs"] = [member.as_json() for member in self.trained]
+        self.is_single = len(self.trained) == 1 and first.tasks is None
+        self.title = " + ".join(f"{m.name} x {m.weight:g}" for m in self.trained)
+        self.settings: dict[str, Any] = {"env": None, "env_kwargs": {}, "eval_env_kwargs": {}}
+        """Settings for ``settings.json`` and ``results.json``."""
+        if self.is_single:
+            self.title = str(first.id)
+            arguments = {"env_kwargs": first.kwargs, "eval_env_kwargs": first.eval_kwargs}
+            self.settings = {"env": first.id, **arguments}
+        else:
+            self.settings["envs"] = [member.as_json() for member in self.trained]
         if self.variants:
-            settings["eval_envs"] = [member.as_json() for member in self.variants]
-        return settings
+            self.settings["eval_envs"] = [member.as_json() for member in self.variants]
 
     def tasks(
-        self, tokenizer: Any, num_eval_tasks: int, seed: int, notify: Callable[[str], None]
+        self, tokenizer: Any, count: int, seed: int, notify: Callable[[str], None]
     ) -> TrainingTasks:
         """Return the environments in a tool format that fits the tokenizer, and their tasks."""
-        facts_of = {
-            m.name: inspect_environment(self._maker(m), str(m.id))
-            for m in [*self.trained, *self.variants]
-        }
-
-        def fitted(member: EnvMember) -> EnvMember:
-            facts = facts_of[member.name]
-            kwargs = fit_environment(tokenizer, str(member.id), member.kwargs, facts, notify)
-            return replace(member, kwargs=kwargs)
-
-        trained, variants = [*map(fitted, self.trained)], [*map(fitted, self.variants)]
-        splits = [self._split(m, facts_of[m.name], num_eval_tasks, seed) for m in trained]
-        eval_source = [EnvMember(id=self._maker(m, is_eval=True), name=m.name) for m in trained]
+        facts = {}
+        for members in (self.trained, self.variants):
+            for i, member in enumerate(members):
+                env_id = str(member.id)
+                facts[member.name] = found = inspect_environment(_maker(member), env_id)
+                kwargs = fit_environment(tokenizer, env_id, member.kwargs, found, notify)
+                members[i] = replace(member, kwargs=kwargs)
+        splits = [_split(m, facts[m.name], count, seed) for m in self.trained]
+        eval_source = [EnvMember(id=_maker(m, is_eval=True), name=m.name) for m in self.trained]
         eval_envs = [
             EnvMember(
-                id=self._maker(variant),
-                name=variant.name,
-                tasks=variant.tasks
-                or first_tasks(facts_of[variant.name].num_tasks, num_eval_tasks),
+                id=_maker(m),
+                name=m.name,
+                tasks=m.tasks or first_tasks(facts[m.name].num_tasks, count),
             )
-            for variant in variants
+            for m in self.variants
         ] or None
         if self.is_single:
-            source = [EnvMember(id=self._maker(trained[0]), name=trained[0].name)]
             (split,) = splits
+            source = [EnvMember(id=_maker(m), name=m.name) for m in self.trained]
             rows = _rows(split)
             return TrainingTasks(source, eval_source, split.train, rows, split.words, eval_envs)
-        pairs = [*zip(trained, splits, strict=True)]
+        pairs = [*zip(self.trained, splits, strict=True)]
         source = [
-            EnvMember(id=self._maker(m), name=m.name, weight=m.weight, tasks=split.train)
-            for m, split in pairs
+            EnvMember(id=_maker(m), name=m.name, weight=m.weight, tasks=s.train) for m, s in pairs
         ]
-        rows = [{"env": m.name, "task": task} for m, split in pairs for task in split.eval]
-        words = "; ".join(f"{m.name}: {split.words}" for m, split in pairs)
+        rows = [{"env": m.name, "task": task} for m, s in pairs for task in s.eval]
+        words = "; ".join(f"{m.name}: {s.words}" for m, s in pairs)
         return TrainingTasks(source, eval_source, None, rows, words, eval_envs)
 
-    def _maker(self, member: EnvMember, *, is_eval: bool = False) -> Callable[[], Any]:
-        """Return a function that makes the environment, whose errors name the right option."""
-        option = f"the arguments of {member.name}"
-        if self.is_single and member.name == self.trained[0].name:
-            option = "--eval_env_kwargs" if is_eval and member.eval_kwargs else "--env_kwargs"
-        kwargs: Mapping[str, Any] = {**member.kwargs, **(member.eval_kwargs if is_eval else {})}
-        return environment_maker(str(member.id), kwargs, option)
 
-    def _split(self, member: EnvMember, facts: EnvironmentFacts, count: int, seed: int) -> Split:
-        tasks = None if member.tasks is None else list(member.tasks)
-        if member.eval_kwargs:
-            num_tasks = count_tasks(self._maker(member, is_eval=True))
-            words = json.dumps(dict(member.eval_kwargs))
-            return Split(tasks, first_tasks(num_tasks, count), words)
-        if tasks is None:
-            return hold_out(facts.num_tasks, count, seed)
-        split = hold_out(len(tasks), count, seed)
-        indices = range(len(tasks)) if split.train is None else split.train
-        return Split([tasks[i] for i in indices], [tasks[i] for i in split.eval], split.words)
+def _maker(member: EnvMember, *, is_eval: bool = False) -> Callable[[], Any]:
+    kwargs = {**member.kwargs, **(member.eval_kwargs if is_eval else {})}
+    option = "--eval_env_kwargs" if is_eval and member.eval_kwargs else "--env_kwargs"
+    return environment_maker(str(member.id), kwargs, option)
+
+
+def _split(member: EnvMember, facts: EnvironmentFacts, count: int, seed: int) -> Split:
+    tasks = member.tasks
+    if member.eval_kwargs:
+        num_tasks = count_tasks(_maker(member, is_eval=True))
+        return Split(tasks, first_tasks(num_tasks, count), json.dumps(dict(member.eval_kwargs)))
+    if tasks is None:
+        return hold_out(facts.num_tasks, count, seed)
+    split = hold_out(len(tasks), count, seed)
+    indices = range(len(tasks)) if split.train is None else split.train
+    return Split([tasks[i] for i in indices], [tasks[i] for i in split.eval], split.words)
+
+
+def _rows(split: Split) -> list[dict[str, Any]]:
+    return [{"task": task} for task in split.eval]
 
 
 Source = ProgramSource | EnvironmentSource
@@ -282,7 +259,3 @@ def read_source(options: Any) -> Source:
     """
     check_program(options)
     return EnvironmentSource(options) if options.program is None else ProgramSource(options)
-
-
-def _rows(split: Split) -> list[dict[str, Any]]:
-    return [{"task": task} for task in split.eval]

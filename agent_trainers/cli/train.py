@@ -9,10 +9,11 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
+import pandas as pd
 from accelerate.utils import gather_object
 from datasets import Dataset
 from transformers.integrations import (
@@ -31,23 +32,21 @@ from agent_trainers.checkpointing.interruption import (
     StopAtStepEnd,
     StopRequests,
 )
-from agent_trainers.cli import dry_run
 from agent_trainers.cli.arguments import notifier
+from agent_trainers.cli.dry_run import dry_run
 from agent_trainers.cli.launch import (
     launch_command,
     leave_process_group,
     run_trainer,
     supervise,
-    unknown_to_accelerate,
 )
 from agent_trainers.cli.models import EMBEDDED, refused_settings, write_merged
 from agent_trainers.cli.output_folder import EVALUATION_FILE, open_run, settings_of
-from agent_trainers.cli.results import SampleCollector, describe_run, write_results
+from agent_trainers.cli.results import SampleCollector, by_environment, write_results
 from agent_trainers.cli.task_sources import Source, read_source
 from agent_trainers.cli.train_options import (
     PROGRAM,
     TrainArguments,
-    build_options,
     describe_settings,
     make_parser,
     parse_arguments,
@@ -70,149 +69,107 @@ def main(arguments: Sequence[str] | None = None) -> None:
     run_trainer(PROGRAM, _launch_or_train, arguments, notify)
 
 
-def _launch_or_train(arguments: list[str]) -> NoReturn:
+def _launch_or_train(arguments: list[str]) -> None:
     """Train in this process, or in the processes that it starts; exit with their code."""
-    parser = make_parser(arguments)
-    values, others = parser.read(arguments, unknown_to_accelerate)
+    values = make_parser(arguments).read(arguments)
     command = launch_command(
-        values.num_processes, values.accelerate_config, others, "agent_trainers.cli.train",
-        arguments,
-    )  # fmt: skip
+        values.num_processes, values.accelerate_config, "agent_trainers.cli.train", arguments
+    )
     if command is not None:
         sys.exit(supervise(command, notify))
     with StopRequests(notify) as requests:
-        exit_code = train(*build_options(parser, values), arguments, requests)
+        exit_code = run(arguments, requests)
     leave_process_group()
     sys.exit(exit_code)
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Train in this process; return the exit code."""
-    return train(*parse_arguments(arguments), arguments, StopRequests(notify))
+def run(arguments: Sequence[str], requests: StopRequests | None = None) -> int:  # noqa: C901, PLR0915
+    """Train, alone or as one of several processes, until done or `requests` stops it.
 
-
-def train(
-    options: TrainArguments,
-    config: StepGRPOConfig,
-    arguments: Sequence[str],
-    requests: StopRequests,
-) -> int:
-    """Train, alone or as one of several processes, until done or `requests` stops it."""
+    Returns:
+        The exit code.
+    """
+    started = time.perf_counter()
     disable_progress_bar()  # transformers' bars for loading and saving
+    options, config = parse_arguments(arguments)
     source = read_source(options)
+    title = f"{options.algorithm} on {source.title}"
+    folder = Path(config.output_dir)
     if options.dry_run:
-        dry_run.prepare(config)
+        config.report_to, config.save_strategy, config.push_to_hub = [], "no", False
+        config.disable_tqdm, config.log_completions = True, False
         trainer, _ = make_trainer(options, config, source)
-        given = trainer.last_checkpoint() if options.resume else config.resume_from_checkpoint
-        dry_run.dry_run(trainer, f"{options.algorithm} on {source.title}", given)
+        dry_run(
+            trainer,
+            title,
+            trainer.last_checkpoint() if options.resume else config.resume_from_checkpoint,
+        )
         return 0
     check_loggers(config)
-    facts = {
-        **source.settings,
-        "model": EMBEDDED if options.model is None else options.model,
-        "algorithm": options.algorithm,
-        "command": shlex.join([PROGRAM, *arguments]),
-    }
-    if int(os.environ.get("RANK", "0")) != 0:  # the main process owns the folder
-        return _train(options, config, source, facts, requests, lambda: None)
-    with open_run(
-        Path(config.output_dir),
-        settings_of(source.settings, options, config),
-        notify,
-        resume=options.resume,
-        overwrite=options.overwrite,
-        checkpoint=config.resume_from_checkpoint,
-    ) as begin:
-        return _train(options, config, source, facts, requests, begin)
-
-
-def _train(
-    options: TrainArguments,
-    config: StepGRPOConfig,
-    source: Source,
-    facts: dict[str, Any],
-    requests: StopRequests,
-    begin: Callable[[], None],
-) -> int:
-    """Evaluate, train, evaluate and write the results; call `begin` when all is loaded."""
-    started = time.perf_counter()
-    notify_once(describe_settings(options, config))
-    trainer, evaluated_on = make_trainer(options, config, source)
-    facts |= {"evaluated_on": evaluated_on}
-    keep_to_one_thread(trainer.accelerator.unwrap_model(trainer.model))
-    begin()
-    stop = StopAtStepEnd(requests, trainer.accelerator)
-    trainer.add_callback(stop)
-    progress = show_progress(trainer, f"{options.algorithm} on {source.title}")
-    collector = SampleCollector(trainer, source.title, options.sample_steps)
-    trainer.add_callback(collector)
-    checkpoint = _begin_run(trainer, resume=options.resume)
-    before = _evaluate_before(trainer, is_resumed=checkpoint is not None)
-    collector.by_environment = describe_run(trainer, facts, before, {}).get("by_environment", {})
-    with contextlib.closing(progress):
-        trainer.train(resume_from_checkpoint=checkpoint)
-    if stop.stopped_by is not None:
-        _call_loggers(trainer, "on_train_end")
-        return _stopped_early(trainer, stop.stopped_by)
-    if trainer.state.global_step == 0:
-        raise ConfigurationError(
-            "No optimiser step was taken: there are fewer tasks than one batch needs. Lower "
-            "per_device_train_batch_size or num_generations, or add tasks."
-        )
-    after = evaluate(trainer)
-    _call_loggers(trainer, "on_train_end")  # writes out what they hold
-    collector.collect_evaluated("evaluation, after training")
-    results = describe_run(trainer, facts, before, after)
-    trainer.create_model_card()
-    trainer.save_model()
-    if trainer.accelerator.is_main_process:
-        seconds = round(time.perf_counter() - started, 2)
-        write_results(trainer, collector, results | {"total_seconds": seconds})
-        if options.merge_adapter:
-            notify(f"The model with its adapters merged: {write_merged(trainer)}")
+    with contextlib.ExitStack() as stack:
+        is_main = int(os.environ.get("RANK", "0")) == 0  # owns the folder
+        if is_main:
+            begin = stack.enter_context(
+                open_run(
+                    folder,
+                    settings_of(source.settings, options, config),
+                    notify,
+                    resume=options.resume,
+                    overwrite=options.overwrite,
+                    checkpoint=config.resume_from_checkpoint,
+                )
+            )
+        notify_once(describe_settings(options, config))
+        trainer, evaluated_on = make_trainer(options, config, source)
+        keep_to_one_thread(trainer.accelerator.unwrap_model(trainer.model))
+        if is_main:
+            begin()
+        checkpoint = trainer.last_checkpoint() if options.resume else config.resume_from_checkpoint
+        if checkpoint is not None:
+            notify_once(f"Resuming from {checkpoint}.")
+        elif options.resume:
+            notify_once(f"No checkpoint in {folder} yet: starting from scratch.")
+        collector = SampleCollector(trainer, source.title, options.sample_steps)
+        stop = StopAtStepEnd(requests or StopRequests(notify), trainer.accelerator)
+        for callback in (stop, collector):
+            trainer.add_callback(callback)
+        progress = show_progress(trainer, title)
+        before = _evaluate_before(trainer, is_resumed=checkpoint is not None)
+        collector.by_environment = by_environment(trainer, before, {})
+        with contextlib.closing(progress):
+            trainer.train(resume_from_checkpoint=checkpoint)
+        step = trainer.state.global_step
+        if stop.stopped_by is not None:
+            _call_loggers(trainer, "on_train_end")
+            notify_once(
+                f"Stopped after step {step} of {trainer.state.max_steps}, saved in "
+                f"{folder / f'checkpoint-{step}'}. Resume with the same command and --resume."
+            )
+            # torchrun reports any other code as a failure; the supervisor knows the right one
+            return 0 if STOP_FILE in os.environ else 128 + stop.stopped_by
+        if step == 0:
+            raise ConfigurationError(
+                "No optimiser step was taken: there are fewer tasks than one batch needs. Lower "
+                "per_device_train_batch_size or num_generations, or add tasks."
+            )
+        after = evaluate(trainer)
+        _call_loggers(trainer, "on_train_end")  # writes out what they hold
+        collector.collect_evaluated("evaluation, after training")
+        trainer.create_model_card(model_name=folder.name)
+        trainer.save_model()
+        if trainer.accelerator.is_main_process:
+            facts = {
+                **source.settings,
+                "model": EMBEDDED if options.model is None else options.model,
+                "algorithm": options.algorithm,
+                "command": shlex.join([PROGRAM, *arguments]),
+                "evaluated_on": evaluated_on,
+                "total_seconds": round(time.perf_counter() - started, 2),
+            }
+            write_results(trainer, collector, facts, before, after)
+            if options.merge_adapter:
+                notify(f"The model with its adapters merged: {write_merged(trainer)}")
     return 0
-
-
-def evaluate(trainer: StepGRPOTrainer) -> dict[str, Any]:
-    """Return success, return and number of episodes on the evaluation tasks; empty without any.
-
-    Of several environments, those for training, and under ``envs`` those of each.
-    """
-    if trainer.eval_dataset is None:
-        return {}
-    trainer.forget_trajectories("eval")
-    # otherwise TensorBoard and trackio would start another run elsewhere; harmless when repeated
-    _call_loggers(trainer, "on_train_begin")
-    trainer.evaluate()
-    by_task: dict[tuple[str, str], list[tuple[bool, float]]] = {}
-    episodes = [(t.env, t.task_id, t.success, t.return_) for t in trainer.trajectories["eval"]]
-    for env, task_id, success, value in gather_object(episodes):
-        # Accelerate repeats the first tasks to fill the last batch: they count once
-        if len(samples := by_task.setdefault((env, task_id), [])) < trainer.num_generations_eval:
-            samples.append((success, value))
-    by_env: dict[str, list[tuple[bool, float]]] = {}
-    for (env, _), samples in by_task.items():
-        by_env.setdefault(env, []).extend(samples)
-    evaluated = trainer.training_log.evaluated
-    if evaluated is None:
-        return _figures(*by_env.values())
-    own = {name: by_env[name] for name in evaluated.names if name in by_env}
-    in_domain = [samples for name, samples in own.items() if name not in evaluated.variants]
-    return {
-        **_figures(*in_domain),
-        "envs": {name: _figures(samples) for name, samples in own.items()},
-    }
-
-
-def _figures(*groups: Sequence[tuple[bool, float]]) -> dict[str, Any]:
-    samples = [sample for group in groups for sample in group]
-    if not samples:
-        return {}
-    return {
-        "success": sum(success for success, _ in samples) / len(samples),
-        "return": sum(value for _, value in samples) / len(samples),
-        "num_episodes": len(samples),
-    }
 
 
 def make_trainer(
@@ -227,8 +184,7 @@ def make_trainer(
     model = find_model(str(TINY_POLICY) if options.model is None else options.model)
     tokenizer = load_tokenizer(model)
     tasks = source.tasks(tokenizer, options.num_eval_tasks, config.seed, notify_once)
-    given = config.model_init_kwargs or {}
-    config.model_init_kwargs = {**options.load_arguments(), **given}
+    config.model_init_kwargs = {**options.load_arguments(), **(config.model_init_kwargs or {})}
     with refused_settings():
         trainer = trainer_class(options.algorithm)(
             model=model,
@@ -256,32 +212,41 @@ def _evaluate_before(trainer: StepGRPOTrainer, *, is_resumed: bool) -> dict[str,
     return before
 
 
+def evaluate(trainer: StepGRPOTrainer) -> dict[str, Any]:
+    """Return success, return and number of episodes on the evaluation tasks; empty without any.
+
+    Of several environments, those for training, and under ``envs`` those of each.
+    """
+    if trainer.eval_dataset is None:
+        return {}
+    trainer.forget_trajectories("eval")
+    # otherwise TensorBoard and trackio would start another run elsewhere; harmless when repeated
+    _call_loggers(trainer, "on_train_begin")
+    trainer.evaluate()
+    played = [(t.env, t.task_id, t.success, t.return_) for t in trainer.trajectories["eval"]]
+    episodes = pd.DataFrame(gather_object(played), columns=["env", "task", "success", "return"])
+    # Accelerate repeats the first tasks to fill the last batch: they count once
+    number = episodes.groupby(["env", "task"]).cumcount()
+    episodes = episodes[number < trainer.num_generations_eval]
+    if (evaluated := trainer.training_log.evaluated) is None:
+        return _figures(episodes)
+    return {
+        **_figures(episodes[~episodes["env"].isin(evaluated.variants)]),
+        "envs": {str(name): _figures(own) for name, own in episodes.groupby("env")},
+    }
+
+
+def _figures(episodes: pd.DataFrame) -> dict[str, Any]:
+    if (count := len(episodes)) == 0:
+        return {}
+    figures = {name: float(sum(episodes[name])) / count for name in ("success", "return")}
+    return {**figures, "num_episodes": count}
+
+
 def notify_once(text: str) -> None:
     """Print a status line, on the main process."""
     if int(os.environ.get("RANK", "0")) == 0:
         notify(text)
-
-
-def _begin_run(trainer: StepGRPOTrainer, *, resume: bool) -> str | None:
-    """Return the checkpoint to resume from, if any, and print it."""
-    given: str | None = trainer.args.resume_from_checkpoint
-    checkpoint = trainer.last_checkpoint() if resume else given
-    if checkpoint is not None:
-        notify_once(f"Resuming from {checkpoint}.")
-    elif resume:
-        notify_once(f"No checkpoint in {trainer.args.output_dir} yet: starting from scratch.")
-    return checkpoint
-
-
-def _stopped_early(trainer: StepGRPOTrainer, signal_number: int) -> int:
-    """Print how to resume a run that was asked to stop; return the exit code."""
-    step, folder = trainer.state.global_step, Path(trainer.args.output_dir)
-    notify_once(
-        f"Stopped after step {step} of {trainer.state.max_steps}, saved in "
-        f"{folder / f'checkpoint-{step}'}. Resume with the same command and --resume."
-    )
-    # torchrun reports any other code as a failure; the supervisor knows the right one
-    return 0 if STOP_FILE in os.environ else 128 + signal_number
 
 
 def check_loggers(config: Any) -> None:

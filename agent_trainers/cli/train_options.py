@@ -9,10 +9,9 @@ from transformers.hf_argparser import HfArg
 from agent_envs.core.lookup import lookup
 from agent_envs.errors import ConfigurationError
 from agent_trainers.cli.arguments import CommandParser, check_range, read_config
-from agent_trainers.cli.launch import unknown_to_accelerate
 from agent_trainers.cli.models import ModelArguments
 from agent_trainers.cli.task_sources import DEFAULT_ENV, OF_PROGRAMS, ProgramArguments
-from agent_trainers.recipes import ACCELERATE_CONFIGS, FOLDER, RECIPES, find_config, find_recipe
+from agent_trainers.recipes import ACCELERATE_CONFIGS, FOLDER, RECIPES, find_recipe, find_settings
 from agent_trainers.trainers.config import (
     PRESETS,
     StepGRPOConfig,
@@ -30,9 +29,9 @@ SHOWN: Final = (
     "gradient_accumulation_steps", "seed", "output_dir", "save_steps", "report_to", "push_to_hub",
 )  # fmt: skip
 """Options of TRL that ``--help`` shows."""
-_OF_ENVIRONMENTS: Final = frozenset(
-    {"env", "envs", "env_kwargs", "eval_env_kwargs", "eval_env", "eval_envs"}
-)
+_OF_ENVIRONMENTS: Final = {
+    "env", "envs", "env_kwargs", "eval_env_kwargs", "eval_env", "eval_envs"
+}  # fmt: skip
 
 
 @dataclass
@@ -86,8 +85,7 @@ class TrainArguments(ProgramArguments, ModelArguments):
     )
     num_processes: int | None = HfArg(
         default=None,
-        help="Processes that share each batch, one per accelerator or on the CPU; further "
-        "options of 'accelerate launch' are passed on to it.",
+        help="Processes that share each batch, one per accelerator or on the CPU.",
     )
     accelerate_config: str | None = HfArg(
         default=None,
@@ -114,12 +112,7 @@ class TrainArguments(ProgramArguments, ModelArguments):
 def parse_arguments(arguments: Sequence[str]) -> tuple[TrainArguments, StepGRPOConfig]:
     """Parse a command line with its recipe and settings file."""
     parser = make_parser(arguments)
-    return build_options(parser, parser.read(arguments, unknown_to_accelerate)[0])
-
-
-def build_options(parser: CommandParser, values: Any) -> tuple[TrainArguments, StepGRPOConfig]:
-    """Return the options and the trainer's settings of parsed `values`."""
-    options, config = parser.build(values)
+    options, config = parser.build(parser.read(arguments))
     options.recipe = parser.recipe
     return options, config
 
@@ -143,11 +136,11 @@ def make_parser(arguments: Sequence[str]) -> _TrainParser:
     given = CommandParser((TrainArguments,), program=PROGRAM).given(arguments)
     on_command_line = {name: value for name, value in vars(given).items() if value is not None}
     settings: dict[str, Any] = {}
-    file = find_config(given.config)
+    file = given.config and find_settings(RECIPES, given.config, kind="--config")
     if file is not None:
         settings = _surviving(read_config(file), on_command_line)
     model = given.model or settings.get("model")
-    recipe = file if file is not None and file in RECIPES.values() else find_recipe(model)
+    recipe = file if file in RECIPES.values() else find_recipe(model)
     if recipe != file:
         settings = _surviving(read_config(recipe), settings | on_command_line) | settings
     algorithm = given.algorithm or settings.get("algorithm", TrainArguments.algorithm)
@@ -157,9 +150,9 @@ def make_parser(arguments: Sequence[str]) -> _TrainParser:
     parser = _TrainParser(
         (TrainArguments, config_class(algorithm)),
         program=PROGRAM,
-        description="Train a language model in a Gymnasium environment by step-level RL.\n"
-        "The defaults shown hold for the rest of the command line: --model, --config and\n"
-        "--algorithm change some.",
+        description="Train a language model in a Gymnasium environment by step-level RL. The "
+        "defaults shown hold for the rest of the command line: --model, --config and --algorithm "
+        "change some.",
         also_shown=SHOWN,
         show_all="--help_all" in arguments,
     )
@@ -186,10 +179,9 @@ def _surviving(settings: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str
     dropped: set[str] = set(over)
     if over.get("program") or (env and env not in (own, [own])):
         dropped |= _OF_ENVIRONMENTS
-    if env and not over.get("program"):
-        dropped |= {"program", *OF_PROGRAMS}
     if env:
         dropped |= {"env", "envs"}
+        dropped |= set() if over.get("program") else {"program", *OF_PROGRAMS}
     if over.get("eval_envs") or over.get("eval_env"):
         dropped |= {"eval_env", "eval_envs"}
     return {name: value for name, value in settings.items() if name not in dropped}

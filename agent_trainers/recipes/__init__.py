@@ -29,11 +29,10 @@ _MODEL_FOLDERS: Final = ("checkpoint-*", "merged")
 
 
 class TurnLength(NamedTuple):
-    """The longest turn that a model was trained for."""
+    """The longest turn that a model was trained for, and the file that says so."""
 
     tokens: int
     source: Path
-    """The file with this setting."""
 
 
 def find_settings(table: Mapping[str, Path], name_or_path: str, *, kind: str) -> Path:
@@ -44,18 +43,13 @@ def find_settings(table: Mapping[str, Path], name_or_path: str, *, kind: str) ->
         UnknownNameError: If there is no such name; lists the names.
     """
     path = Path(name_or_path)
-    if path.is_file() or (path.exists() and name_or_path not in table):
+    if path.is_file():
         return path
     if path.suffix in (".yaml", ".yml"):
         raise ConfigurationError(
             f"{kind} {path}: there is no such file. By name there are: {', '.join(table)}."
         )
     return lookup(table, name_or_path, kind=kind)
-
-
-def find_config(config: str | None) -> Path | None:
-    """Return the file or recipe that ``--config`` names; see `find_settings` for errors."""
-    return None if config is None else find_settings(RECIPES, config, kind="--config")
 
 
 def find_recipe(model: str | None) -> Path:
@@ -66,10 +60,10 @@ def find_recipe(model: str | None) -> Path:
     """
     if model is None:
         return RECIPES["default"]
-    for folder, run, _ in _ancestors(model):
-        if (own := folder / MODEL_RECIPE).is_file():
-            return own
-        if "model" in run and run["model"] is None:
+    for path, settings in _settings_of(model):
+        if path.name == MODEL_RECIPE:
+            return path
+        if "model" in settings and settings["model"] is None:
             return RECIPES["default"]
     return RECIPES["language_model"]
 
@@ -80,31 +74,29 @@ def find_turn_length(model: str) -> TurnLength | None:
     Looks into the settings of the run in the model's folder, its recipe, then at the model that the
     run began with, since a warm start samples no turns.
     """
-    for folder, run, recipe in _ancestors(model):
-        for path, settings in ((folder / RUN_SETTINGS, run), (folder / MODEL_RECIPE, recipe)):
-            tokens = settings.get("max_completion_length")
-            if type(tokens) is int and tokens >= 1:
-                return TurnLength(tokens, path)
+    for path, settings in _settings_of(model):
+        tokens = settings.get("max_completion_length")
+        if type(tokens) is int and tokens >= 1:
+            return TurnLength(tokens, path)
     return None
 
 
-def _ancestors(model: str) -> Iterator[tuple[Path, Mapping[str, Any], Mapping[str, Any]]]:
-    """Yield folder, run settings and recipe of a model, then of the model its run began with."""
-    folder, seen = Path(model), set[Path]()
-    while folder.is_dir() and folder.resolve() not in seen:
-        seen.add(folder.resolve())
+def _settings_of(model: str) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+    """Yield the settings files of a model's folder, then of the model its run began with."""
+    seen = set[Path]()
+    began_with: Any = model
+    while isinstance(began_with, str) and (folder := Path(began_with)).is_dir():
         if any(fnmatch(folder.resolve().name, name) for name in _MODEL_FOLDERS):
             folder = folder.resolve().parent
-        run, recipe = _read(folder / RUN_SETTINGS), _read(folder / MODEL_RECIPE)
-        yield folder, run, recipe
-        began_with = run.get("model") or recipe.get("model")
-        folder = Path(began_with) if isinstance(began_with, str) else folder
-
-
-def _read(path: Path) -> Mapping[str, Any]:
-    """Return the settings in a file; none if it contains anything else."""
-    try:
-        settings = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        return {}
-    return settings if isinstance(settings, dict) else {}
+        if folder.resolve() in seen:
+            return
+        seen.add(folder.resolve())
+        began_with = None
+        for name in (RUN_SETTINGS, MODEL_RECIPE):
+            try:
+                settings = yaml.safe_load((folder / name).read_text(encoding="utf-8"))
+            except (OSError, UnicodeDecodeError, yaml.YAMLError):
+                continue  # JSON is YAML; files of other programs are ignored
+            if isinstance(settings, dict):
+                yield folder / name, settings
+                began_with = began_with or settings.get("model")

@@ -20,7 +20,6 @@ from safetensors.torch import load_file, save_file
 from transformers.trainer_utils import rotate_checkpoints
 from trl import GRPOTrainer
 
-from agent_envs.data.files import write_text
 from agent_envs.errors import CheckpointError, ConfigurationError
 from agent_trainers.checkpointing import checkpoints
 
@@ -34,8 +33,6 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
 
     keeping_state: Mapping[str, Any] = {}
     """Objects whose `state_dict`, in plain types and the same in every process, is kept, too."""
-    model_card: str | None = None
-    """Text of ``README.md`` next to the model; TRL's if None."""
     _staging: Path | None = None
     _resume_path: str | None = None
     _seconds_before = 0.0
@@ -164,13 +161,6 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
             self._restore(torch.load(path, map_location="cpu"), path)
         if self.args.sync_ref_model and (reference := Path(checkpoint) / REFERENCE_FILE).exists():
             self.accelerator.unwrap_model(self.ref_model).load_state_dict(load_file(reference))
-
-    def create_model_card(self, *arguments: Any, **options: Any) -> None:
-        """Write our card. Relies on: called with each checkpoint and before each upload."""
-        if self.model_card is None:
-            super().create_model_card(*arguments, **options)
-        elif self.args.should_save:
-            write_text(Path(self.args.output_dir) / "README.md", self.model_card)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model so that a reader finds complete files only, the weights last.
