@@ -54,7 +54,8 @@ def _unknown_argument(env_id: str, text: str, option: str) -> str:
     """Return the message for an unknown keyword argument, with the closest known one."""
     name = text.partition("unexpected keyword argument ")[2].split()[0].strip("'\".")
     known: list[str] = []
-    entry_point = gym.spec(env_id).entry_point
+    spec = gym.registry.get(env_id.rpartition(":")[2])
+    entry_point = None if spec is None else spec.entry_point
     creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
     for kind in getattr(creator, "__mro__", ())[:-1]:
         known += inspect.signature(kind.__init__).parameters

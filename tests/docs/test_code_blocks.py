@@ -20,7 +20,6 @@ from agent_trainers.cli import sft
 from agent_trainers.cli.arguments import CommandParser
 from agent_trainers.cli.collect import CollectArguments
 from agent_trainers.cli.evaluate import EvaluateArguments
-from agent_trainers.cli.launch import unknown_to_accelerate
 from agent_trainers.cli.train_options import make_parser
 from agent_trainers.experimental.diagnose.__main__ import DiagnoseArguments, name_file
 from agent_trainers.experimental.search.__main__ import SearchArguments
@@ -162,7 +161,7 @@ def check_command(words):  # noqa: C901
     if arguments[:1] == ["-m"] and arguments[1] in OPTIONS_OF:
         program, *arguments = arguments[1:]
     if program == "agent-r1-train":
-        make_parser(arguments).read(arguments, unknown_to_accelerate)
+        make_parser(arguments).read(arguments)
     elif program == "agent-r1-sft":
         sft.make_parser(arguments).read(arguments)
     elif program in OPTIONS_OF:

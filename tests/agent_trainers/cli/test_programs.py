@@ -1,7 +1,6 @@
 """Programs on the command line, from the tasks' file to results."""
 
 import json
-import shlex
 
 import pytest
 
@@ -53,8 +52,6 @@ def test_a_program_is_trained_and_evaluated(agent, tmp_path, capsys):
     assert results["program"] == agent[1]
     assert results["num_eval_episodes"] == 2
     assert results["evaluated_on"].startswith("2 of 10 tasks")
-    card = (tmp_path / "out" / "README.md").read_text()
-    assert shlex.join(["agent-r1-eval", "--model", "out", *agent]) in card
 
     evaluate.main([*agent, "--num_tasks=3", "--output=measured.json"])
     measured = json.loads((tmp_path / "measured.json").read_text())
