@@ -52,11 +52,15 @@ def collector(tmp_path):
     return make
 
 
+def play(collected, *steps, last=30):
+    for step in steps:
+        collected.on_step_end(None, SimpleNamespace(global_step=step, max_steps=last), None)
+
+
 def test_a_sample_that_failed_after_its_first_step_is_shown_without_advantages(collector, tmp_path):
     failed = trajectory(StopReason.ENVIRONMENT_ERROR, "RuntimeError: the site is down")
     collected = collector([failed, trajectory()])
-    collected.collect_trained(1)
-
+    play(collected, 1)
     assert [sample.steps is None for sample in collected.samples] == [True, False]
     assert collected.samples[1].steps[0].advantages == [0.5]
     page = (tmp_path / "trajectories.html").read_text(encoding="utf-8")
@@ -68,22 +72,14 @@ def test_a_sample_that_failed_after_its_first_step_is_shown_without_advantages(c
     assert trained["training"]["ratios"] == pytest.approx([2.0])
 
 
-def test_samples_are_saved_of_the_first_step_the_last_and_every_so_many(collector, tmp_path):
-    collected = collector([trajectory()], every=5)
-    for step in range(1, 13):
-        state = SimpleNamespace(global_step=step, max_steps=12)
-        collected.on_step_end(None, state, None)
+def test_samples_are_of_some_steps_and_the_page_has_the_first_and_the_newest(collector, tmp_path):
+    collected = collector([trajectory(success=s) for s in (0, 0, 0, 1, 1, 0)], every=10)
+    play(collected, *range(1, 36), last=35)
     names = sorted(path.name for path in (tmp_path / "trajectories").iterdir())
-    assert names == [f"step_{step:06}.jsonl.gz" for step in (1, 5, 10, 12)]
-
-
-def test_the_page_has_the_first_batch_and_the_newest(collector):
-    collected = collector([trajectory(success=s) for s in (0.0, 0.0, 0.0, 1.0, 1.0, 0.0)])
-    for step in (1, 10, 20, 30):
-        collected.collect_trained(step)
+    assert names == [f"step_{step:06}.jsonl.gz" for step in (1, 10, 20, 30, 35)]
     collected.collect_evaluated("evaluation, after training")
     labels = list(dict.fromkeys(sample.label for sample in collected.samples))
-    assert labels == ["training, step 1", "training, step 20", "training, step 30",
+    assert labels == ["training, step 1", "training, step 30", "training, step 35",
                       "evaluation, after training"]  # fmt: skip
     first = [s.trajectory.success for s in collected.samples if s.label == "training, step 1"]
     assert first == [False, True, False, True]  # in turn, not all of one kind
@@ -98,10 +94,10 @@ def test_the_final_table_shows_each_environment_and_evaluation_only_ones_relativ
               "of_in_domain": 0.5 / 0.75},
     }  # fmt: skip
     results = {
-        "algorithm": "grpo", "env": None, "envs": [{}, {}], "by_environment": figures,
+        "algorithm": "grpo", "by_environment": figures,
         "success_before": 0.25, "success_after": 0.75, "return_before": 0.3, "return_after": 0.9,
         "num_eval_episodes": 16, "evaluated_on": "test", "steps": 4, "seconds": 3.0,
-        "total_seconds": 4.0, "hacking_alarms": [],
+        "total_seconds": 4.0,
     }  # fmt: skip
     print_results(results, tmp_path)
     rows = {}
@@ -110,8 +106,8 @@ def test_the_final_table_shows_each_environment_and_evaluation_only_ones_relativ
             name, *values = (cell.strip() for cell in line.strip("│").split("│"))
             rows[name] = values
     assert rows == {
-        "success": ["25.0%", "75.0%", ""],
-        "return": ["0.300", "0.900", ""],
+        "success": ["25.0%", "75.0%", "-"],
+        "return": ["0.300", "0.900", "-"],
         "a": ["12.5%", "87.5%", "-"],
         "v, evaluation only": ["0.0%", "50.0%", "66.7%"],
     }

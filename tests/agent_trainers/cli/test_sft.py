@@ -61,14 +61,23 @@ def train(output, *arguments):
              "--disable_tqdm", "true", *arguments])  # fmt: skip
 
 
-def test_a_model_is_fine_tuned_on_reference_actions(tmp_path, capsys):
-    train(tmp_path / "warm")
+def test_fine_tuning_on_reference_actions_resumes_and_is_overwritten_on_request(tmp_path, capsys):
+    train(tmp_path / "run")
     said = capsys.readouterr().err
     assert "6 of 6 demonstrations, 6 rows" in said
     assert "agent-r1-train --model" in said
-    with pytest.raises(ConfigurationError, match="--overwrite"):
-        train(tmp_path / "warm")
-    evaluate.run(["--model", str(tmp_path / "warm"), "--num_tasks", "2"])
+    evaluate.run(["--model", str(tmp_path / "run"), "--num_tasks", "2"])
+    with pytest.raises(ConfigurationError, match="contains a finished run"):
+        train(tmp_path / "run")
+    with pytest.raises(ConfigurationError, match=r"learning_rate: 0\.0002 -> 0\.5"):
+        train(tmp_path / "run", "--resume", "--learning_rate", "0.5")
+    for wrong in (["--report_to", "nothing_known"], ["--model", str(tmp_path / "run")]):
+        with pytest.raises(ConfigurationError, match=r"nothing_known is not|would delete"):
+            train(tmp_path / "run", "--overwrite", *wrong)
+        assert (tmp_path / "run" / "model.safetensors").exists()
+    train(tmp_path / "run", "--max_steps", "1", "--overwrite", "--learning_rate", "0.5")
+    kept = json.loads((tmp_path / "run" / "settings.json").read_text())
+    assert kept["learning_rate"] == 0.5
 
 
 def test_only_the_adapters_are_trained_and_merged(tmp_path, tiny_policy):
@@ -141,18 +150,3 @@ def test_if_all_episodes_fail_nothing_is_saved_and_the_error_is_printed(tmp_path
         evaluate.main(["--env", "Own/Unplayable-v0", "--num_tasks", "1"])
     assert end.value.code == 1
     assert "1 of 1 episodes failed because of errors outside the model" in capsys.readouterr().err
-
-
-def test_fine_tuning_resumes_with_its_own_settings_only_and_is_overwritten_on_request(tmp_path):
-    train(tmp_path / "run", "--max_steps", "1")
-    with pytest.raises(ConfigurationError, match="contains a finished run"):
-        train(tmp_path / "run", "--max_steps", "1")
-    with pytest.raises(ConfigurationError, match=r"learning_rate: 0\.0002 -> 0\.5"):
-        train(tmp_path / "run", "--max_steps", "1", "--resume", "--learning_rate", "0.5")
-    train(tmp_path / "run", "--max_steps", "1", "--overwrite", "--learning_rate", "0.5")
-    kept = json.loads((tmp_path / "run" / "settings.json").read_text())
-    assert kept["learning_rate"] == 0.5
-    for wrong in (["--report_to", "nothing_known"], ["--model", str(tmp_path / "run")]):
-        with pytest.raises(ConfigurationError, match=r"nothing_known is not|would delete"):
-            train(tmp_path / "run", "--max_steps", "1", "--overwrite", *wrong)
-        assert (tmp_path / "run" / "model.safetensors").exists()
