@@ -168,7 +168,7 @@ def test_fewer_tasks_than_a_batch_needs_are_an_error(tmp_path, run_train):
 
 
 @pytest.mark.parametrize(("arguments", "error", "message"), [
-    (["--model", "nowhere/at-all"], ConfigurationError, "Model nowhere/at-all"),
+    (["--model", "nowhere/at-all"], ConfigurationError, "nowhere/at-all"),
     (["--env", "AgentR1/HotpotQA-v0", "--env_kwargs", '{"data": "none.jsonl"}'], DataError,
      "none.jsonl"),
     (["--env", "AgentR1/HotpotQA-v0", "--env_kwargs", '{"data": "HOTPOT"}'], ConfigurationError,
