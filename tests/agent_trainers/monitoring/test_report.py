@@ -79,7 +79,8 @@ def test_the_page_shows_every_step_with_rewards_results_and_advantages(page):
     html = page(sample())
     for shown in ("Step 1", "Step 2", "new_gold_passage", "+0.100", "task-1", "turn_limit",
                   "advantage +1.500", "log-probability -1.250", "&lt;w5&gt;", "bad_json",
-                  "Write it right.", "window: the last 1 turns", "training, step 1"):  # fmt: skip
+                  "Write it right.", "window: the last 1 turns", "training, step 1",
+                  "Training rows: 2", "prompt, 1", "step 1, 2", "12.5 ms"):  # fmt: skip
         assert shown in html
 
 
@@ -101,7 +102,9 @@ def test_tokens_can_be_coloured_by_advantage_ratio_and_value_and_masked_ones_are
 
 
 def test_an_untrained_trajectory_is_masked_and_has_no_advantage(page):
-    html = page(sample(steps=None, rows=()))
+    failed = replace(sample().trajectory, error="Traceback: broken")
+    html = page(sample(trajectory=failed, steps=None, rows=()))
+    assert "Traceback: broken" in html
     assert 'class="token masked"' in html
     assert "· advantage" not in html
     assert "Training rows" not in html
@@ -118,25 +121,12 @@ def test_a_step_shows_dropped_messages_and_why_a_row_was_forked(page):
     assert html.count("message dropped") == 1
 
 
-def test_the_rows_show_prompt_actions_and_observations(page):
-    html = page(sample())
-    assert "Training rows: 2" in html
-    assert "prompt, 1" in html
-    assert "step 1, 2" in html
-    assert "12.5 ms" in html
-
-
 def test_a_long_turn_is_cut_on_the_page(page):
     count = MAX_TOKENS_SHOWN + 7
     first, _ = sample().trajectory.transitions
     long = replace(first, completion_ids=[1] * count, logprobs=np.zeros(count, np.float32))
     html = page(sample(trajectory=replace(sample().trajectory, transitions=[long]), steps=None))
     assert "and 7 more tokens" in html
-
-
-def test_an_episode_that_failed_shows_its_error(page):
-    failed = replace(sample().trajectory, transitions=[], error="Traceback: broken")
-    assert "Traceback: broken" in page(sample(trajectory=failed, steps=None, rows=()))
 
 
 @pytest.mark.parametrize(
