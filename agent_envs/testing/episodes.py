@@ -96,20 +96,14 @@ def make_subjects(make_env: Callable[[], TextEnv], episodes: int, seed: int) -> 
 def record(env: TextEnv, seed: int) -> dict[str, str]:
     """Run one episode; return its results as text, by place (step 0 is the reset)."""
     observation, info = env.reset(seed=seed)
-    outcomes = [(observation, 0.0, False, False, info), *run_episode(env, seed)]
-    shown: dict[str, str] = {}
-    for number, outcome in enumerate(outcomes):
-        shown |= _show(number, outcome)
-    return shown
+    return _show([(observation, 0.0, False, False, info), *run_episode(env, seed)])
 
 
 def finish(env: TextEnv, actions: Sequence[str], start: int) -> dict[str, str]:
     """Take `actions` from number `start` on, then reset; return the results as `record` does."""
-    shown: dict[str, str] = {}
-    for number, action in enumerate(actions[start:], start + 1):
-        shown |= _show(number, step(env, action))
+    outcomes = [step(env, action) for action in actions[start:]]
     observation, info = env.reset()  # draws a task
-    return shown | _show(len(actions) + 1, (observation, 0.0, False, False, info))
+    return _show([*outcomes, (observation, 0.0, False, False, info)], start + 1)
 
 
 def run_in_child() -> None:
@@ -120,14 +114,12 @@ def run_in_child() -> None:
     except Exception as error:  # noqa: BLE001 - the parent reports it
         sys.stderr.write(" ".join(f"{type(error).__name__}: {error}".split()))
         sys.exit(NOT_MADE)
-    shown = [record(env, seed)]
+    shown, rest = record(env, seed), {}
     if saved is not None:
-        actions, start, snapshot, pickled = saved
+        actions, start, snapshot = saved
         env.unwrapped.restore(snapshot)
-        shown.append(finish(env, actions, start))
-        if pickled is not None:
-            shown.append(finish(pickle.loads(pickled), actions, start))  # noqa: S301
-    sys.stdout.write("\n" + json.dumps(shown))
+        rest = finish(env, actions, start)
+    sys.stdout.write("\n" + json.dumps([shown, rest]))
 
 
 def run_episode(env: TextEnv, seed: int) -> Iterator[Outcome]:
@@ -160,11 +152,16 @@ def _planned_actions(env: TextEnv, seed: int) -> list[str]:
     return [mistake(env), *first, *broken, last]
 
 
-def _show(number: int, outcome: Outcome) -> dict[str, str]:
+def _show(outcomes: Sequence[Outcome], start: int = 0) -> dict[str, str]:
     names = ("observation", "reward", "terminated", "truncated")
-    pieces = dict(zip(names, outcome, strict=False))
-    pieces |= {f"info[{key!r}]": value for key, value in outcome[4].items()}
-    return {f"step {number}: {name}": repr(value) for name, value in pieces.items()}
+    return {
+        f"step {number}: {name}": repr(value)
+        for number, outcome in enumerate(outcomes, start)
+        for name, value in (
+            *zip(names, outcome[:4], strict=True),
+            *((f"info[{key!r}]", value) for key, value in outcome[4].items()),
+        )
+    }
 
 
 def step(env: TextEnv, action: str) -> Outcome:
@@ -176,7 +173,7 @@ def step(env: TextEnv, action: str) -> Outcome:
         raise Problem(f"{place} raises {type(error).__name__}: {error}") from error
     expect(isinstance(observation, str), f"{place}: the observation is no str")
     expect(math.isfinite(reward), f"{place}: the reward is {reward}")
-    if not info.get("tool_result"):  # tool results have their own limit
+    if not info.get("tool_result"):  # results have their own limit
         expect(len(observation) <= MAX_FEEDBACK_CHARS, f"{place}: {len(observation)} characters")
     total = sum(info["reward_terms"].values()) if "reward_terms" in info else reward
     expect(total == reward, f"{place}: reward_terms sum to {total}, the reward is {reward}")

@@ -58,15 +58,11 @@ def find_detour(plays: Sequence[Play]) -> str | None:
         return "the reference actions do not solve the task"
     least = min((play for play in plays if play.solved), key=lambda play: play.earned)
     for play in plays:
-        limit, other = (
-            (shortest.earned + TOLERANCE, shortest) if play.solved else (least.earned, least)
-        )
-        if play.earned > limit:
+        other = shortest if play.solved else least
+        if play.earned > other.earned + TOLERANCE * play.solved:
             verb = "solves the task and" if play.solved else "fails and"
-            return (
-                f"{play.way!r} {verb} earns {play.earned:g}, more than {other.way!r} with "
-                f"{other.earned:g}"
-            )
+            than = f"more than {other.way!r} with {other.earned:g}"
+            return f"{play.way!r} {verb} earns {play.earned:g}, {than}"
     return None
 
 
@@ -88,22 +84,12 @@ def _ways(env: TextEnv, actions: Sequence[str], seed: int) -> Iterator[tuple[str
     *calls, last = actions
     room = max(0, limit - len(actions))
     wrong = base.write_answer("nothing of the kind")
-    tools = list(base.tools.values())[:MAX_TOOLS]
-    pointless = {
-        "mistakes": mistake(env),
-        "the first call again": actions[0],
-        "no action": "hm",
-        **{
-            f"pointless calls of {tool.name}": base.write_call(tool.name, **example_arguments(tool))
-            for tool in tools
-        },
-        **{
-            f"floods of {tool.name}": base.write_call(
-                tool.name, **dict.fromkeys(example_arguments(tool), FLOOD)
-            )
-            for tool in tools
-        },
-    }
+    pointless = {"mistakes": mistake(env), "the first call again": actions[0], "no action": "hm"}
+    for tool in list(base.tools.values())[:MAX_TOOLS]:
+        example = example_arguments(tool)
+        pointless[f"pointless calls of {tool.name}"] = base.write_call(tool.name, **example)
+        flood = dict.fromkeys(example, FLOOD)
+        pointless[f"floods of {tool.name}"] = base.write_call(tool.name, **flood)
     yield "the last action at once", [last]
     yield "a wrong answer at once", [wrong]
     yield "a wrong answer at the end", [*calls, wrong]

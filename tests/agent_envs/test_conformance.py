@@ -3,7 +3,6 @@ import json
 import math
 import os
 import re
-import time
 from typing import ClassVar
 
 import gymnasium as gym
@@ -342,16 +341,6 @@ class ForgetsJson(Square):
 def test_a_failure_in_another_tool_format_names_the_format(register):
     detail = result_of(register(ForgetsJson), "reference actions").detail
     assert detail.startswith("tool_format='json': seed 0, action 2 of 2: terminated=False")
-
-
-def test_an_environment_that_slows_down_is_a_warning(monkeypatch):
-    def wait(env, action, outcome):
-        time.sleep(0.02 * (env.num_turns > 40))
-        return tuple(outcome)
-
-    result = result_of(change_step(wait), "time")
-    assert result.status == "ok"
-    assert result.detail.startswith("warning: steps slow down")
 
 
 def test_all_failures_are_raised_at_once_a_line_each():
