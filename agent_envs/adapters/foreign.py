@@ -1,14 +1,10 @@
-"""Environments of other libraries as environments of ours: text in, text out.
-
-`ForeignEnv` adds the conversation as ``info["messages"]``, reward terms, tasks drawn by Gymnasium's
-seeds, and separate generators for libraries that draw from the global ones.
-"""
+"""Environments of other libraries as environments of ours: text in, text out."""
 
 import random
 import threading
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
@@ -37,8 +33,6 @@ class Reply:
     truncated: bool = False
     action: str | None = None
     """The action as the library records it, where that differs from the written one."""
-    is_state: bool = False
-    """Whether the text is the whole state, instead of the next message of the conversation."""
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -60,7 +54,7 @@ class ForeignEnv(RestorableEnv):
         self._name = name
         self.observation_space = UnicodeText()
         self.action_space = UnicodeText()
-        self._random = GlobalRandom()
+        self._random_states: tuple[Any, Any] | None = None
         self._messages: list[Message] = []
         self._return, self._num_turns = 0.0, 0
         self._is_over = True
@@ -97,26 +91,42 @@ class ForeignEnv(RestorableEnv):
         self._num_turns += 1
         self._is_over = reply.terminated or reply.truncated
         is_silent_end = self._is_over and not reply.text
-        replies = [] if is_silent_end else [Message(role="user", content=reply.text)]
-        if reply.is_state:
-            self._messages = replies
-        else:
-            recorded = action if reply.action is None else reply.action
-            self._messages += [Message(role="assistant", content=recorded), *replies]
+        recorded = action if reply.action is None else reply.action
+        self._messages.append(Message(role="assistant", content=recorded))
+        if not is_silent_end:
+            self._messages.append(Message(role="user", content=reply.text))
         terms = {"reward": reward} if reply.reward_terms is None else dict(reply.reward_terms)
         info = self._info() | {
             "action": {"kind": "message", "text": action},
             "reward_terms": terms,
             "metrics": {
-                "return": self._return,
-                "num_turns": float(self._num_turns),
-                **reply.metrics,
+                "return": self._return, "num_turns": float(self._num_turns), **reply.metrics
             },
-        }
+        }  # fmt: skip
         return reply.text, reward, reply.terminated, reply.truncated, info
 
-    def _own_random(self, seed: int | None = None) -> AbstractContextManager[None]:
-        return self._random.installed(seed) if self.draws_globally else nullcontext()
+    @contextmanager
+    def _own_random(self, seed: int | None = None) -> Iterator[None]:
+        """Install this environment's generators, seeded if `seed` is given, as the global ones.
+
+        Otherwise its episodes would depend on the other environments of the process. Threads take
+        turns.
+        """
+        if not self.draws_globally:
+            yield
+            return
+        with _GLOBAL_RANDOM:
+            others = _get_states()
+            if seed is not None:
+                random.seed(seed)
+                np.random.seed(seed)  # noqa: NPY002 - the library draws from it
+            elif self._random_states is not None:
+                _set_states(self._random_states)
+            try:
+                yield
+            finally:
+                self._random_states = _get_states()
+                _set_states(others)
 
     def _choose(self, seed: int | None, options: dict[str, Any]) -> int:
         task = options.pop("task", None)
@@ -134,34 +144,6 @@ class ForeignEnv(RestorableEnv):
     def _info(self) -> dict[str, Any]:
         messages = [message.copy() for message in self._messages]
         return {"messages": messages, "tools": [], "task_id": f"{self._name}-{self._task}"}
-
-
-class GlobalRandom:
-    """Generators of one environment, installed as the global ones while it computes.
-
-    Otherwise episodes of libraries that draw from `random` and ``numpy.random`` would depend on
-    the other environments of the process. Threads take turns.
-    """
-
-    def __init__(self) -> None:
-        """Start with unseeded generators."""
-        self._state: tuple[Any, Any] | None = None
-
-    @contextmanager
-    def installed(self, seed: int | None = None) -> Iterator[None]:
-        """Install them, seeded if `seed` is given, and restore the others at the end."""
-        with _GLOBAL_RANDOM:
-            others = _get_states()
-            if seed is not None:
-                random.seed(seed)
-                np.random.seed(seed)  # noqa: NPY002 - the library draws from it
-            elif self._state is not None:
-                _set_states(self._state)
-            try:
-                yield
-            finally:
-                self._state = _get_states()
-                _set_states(others)
 
 
 def _get_states() -> tuple[Any, Any]:

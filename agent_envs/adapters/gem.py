@@ -1,17 +1,6 @@
-"""GEM (``gem-llm``): our environments in ``gem.make``, and its environments as ours.
-
-::
-
-    register("AgentR1/SyntheticMultiHop-v0")
-    env = gem.make("AgentR1/SyntheticMultiHop-v0")
-    env = gym.make("agent_envs.adapters.gem:AgentR1/GEM-v0", env_id="game:Sudoku-v0-easy")
-
-GEM has observations only, and no messages, so the first one begins with the system prompt and the
-tools. Its infos hold the rest.
-"""
+"""GEM (``gem-llm``): our environments in ``gem.make``, and its environments as ours."""
 
 import copy
-from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Self
 
@@ -68,29 +57,11 @@ class GEMEnv(ForeignEnv):
 
     draws_globally = True
 
-    def __init__(
-        self,
-        *,
-        env_id: str,
-        wrappers: Sequence[Callable[[Any], Any]] = (),
-        observes_state: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        """Make the environment.
-
-        Args:
-            env_id: Its id, as for ``gem.make``.
-            wrappers: Wrappers, the innermost first, such as GEM's tools.
-            observes_state: Whether its observations are whole states, as those of GEM's wrappers
-                that concatenate; else each is the next message of a conversation.
-            kwargs: Its other arguments, as for ``gem.make``.
-        """
+    def __init__(self, *, env_id: str, **kwargs: Any) -> None:
+        """Make the environment, as ``gem.make(env_id, **kwargs)`` does."""
         super().__init__(env_id)
-        self._observes_state = observes_state
         with self._own_random():  # some environments draw when they are made
             self._env = gem.make(env_id, **kwargs)
-            for wrapper in wrappers:
-                self._env = wrapper(self._env)
 
     def begin(self, task: int) -> list[Message]:
         """Begin the episode of a seed."""
@@ -99,13 +70,9 @@ class GEMEnv(ForeignEnv):
 
     def act(self, action: str) -> Reply:
         """Take one model turn."""
-        observation, reward, terminated, truncated, _ = self._env.step(action)
+        text, reward, terminated, truncated, _ = self._env.step(action)
         return Reply(
-            text=observation,
-            reward=float(reward),
-            terminated=bool(terminated),
-            truncated=bool(truncated),
-            is_state=self._observes_state,
+            text=text, reward=float(reward), terminated=bool(terminated), truncated=bool(truncated)
         )
 
 

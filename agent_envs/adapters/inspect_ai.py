@@ -1,18 +1,6 @@
 """inspect_ai: our environments as a `Task`, and any `Task` as a program.
 
-::
-
-    from inspect_ai import eval
-
-    eval(agent_r1("AgentR1/HotpotQA-v0", num_tasks=100, data="hotpotqa.jsonl.gz"), model="...")
-
-or ``inspect eval agent_envs/adapters/inspect_ai.py@agent_r1 -T environment=AgentR1/GSM8K-v0``. A
-sample is a task; its solver calls the model for each turn in the state that the environment
-decides. The scores are ``success``, and in ``earned`` the return, each metric and each reward term.
-``state.metadata["turns"]`` has the rewards of the turns.
-
-The other way round, `task_program` makes a program for ``agent-r1-train --program`` of a `Task`,
-with its own solvers, tools and scorers.
+Also ``inspect eval agent_envs/adapters/inspect_ai.py@agent_r1 -T environment=AgentR1/GSM8K-v0``.
 """
 
 import contextlib
@@ -54,16 +42,9 @@ _CHAT_MESSAGE: Final[pydantic.TypeAdapter[ChatMessage]] = pydantic.TypeAdapter(C
 
 @task
 def agent_r1(environment: str, num_tasks: int | None = None, seed: int = 0, **kwargs: Any) -> Task:
-    """Make a task of an environment.
+    """Make a task of an environment; `kwargs` are its arguments, as for ``gymnasium.make``.
 
-    Args:
-        environment: Its Gymnasium id.
-        num_tasks: Number of samples; see `draw_tasks`.
-        seed: See `draw_tasks`.
-        kwargs: Its other arguments, as for ``gymnasium.make``.
-
-    Raises:
-        ConfigurationError: If there are not so many tasks.
+    For `num_tasks` and `seed` see `draw_tasks`.
     """
     probe = OwnEpisode(environment, kwargs)
     samples = []

@@ -1,13 +1,5 @@
 """OpenEnv (``openenv-core``): our environments as its `Environment`, and its ones as ours.
 
-Both in one process::
-
-    environment = OwnEnvironment("AgentR1/SyntheticMultiHop-v0")
-    observation = environment.reset(seed=7)
-    observation = environment.step(TextAction(text="<answer>Oslo</answer>"))
-
-    env = OpenEnvEnv(make=MyEnvironment, action_class=MyAction)
-
 OpenEnv's servers drop an observation's ``metadata``, so `TextObservation` has fields instead.
 """
 
@@ -17,12 +9,11 @@ from typing import Any, Final
 
 import pydantic
 from openenv.core.env_server.interfaces import Environment
-from openenv.core.env_server.types import Action, EnvironmentMetadata, Observation, State
+from openenv.core.env_server.types import Action, Observation, State
 
 from agent_envs.adapters.foreign import ForeignEnv, Reply
 from agent_envs.adapters.own_episode import OwnEpisode
 from agent_envs.core.messages import Message
-from agent_envs.errors import ConfigurationError
 
 BAD_ACTION_TEXT: Final = (
     "This is not a valid action: {reason} Write a JSON object that fits {schema}."
@@ -55,16 +46,7 @@ class TextObservation(Observation):
     """The rest of `info`: the parsed action, the tool's result, the metrics."""
 
 
-class EpisodeState(State):
-    """The state of an episode."""
-
-    environment: str
-    """The Gymnasium id."""
-    task_id: str | None = None
-    episode_return: float = 0.0
-
-
-class OwnEnvironment(Environment[TextAction, TextObservation, EpisodeState]):
+class OwnEnvironment(Environment[TextAction, TextObservation, State]):
     """An environment of ours as one of OpenEnv's."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
@@ -73,7 +55,7 @@ class OwnEnvironment(Environment[TextAction, TextObservation, EpisodeState]):
         """Make the environment as ``gymnasium.make(id, **kwargs)`` does."""
         super().__init__()
         self._episode = OwnEpisode(id, kwargs)
-        self._state = EpisodeState(environment=id)
+        self._state = State()
 
     def reset(
         self,
@@ -83,27 +65,19 @@ class OwnEnvironment(Environment[TextAction, TextObservation, EpisodeState]):
     ) -> TextObservation:
         """Begin an episode of a task index or a drawn task; `episode_id` is its name in `state`."""
         self._episode.reset(seed=seed, task=task)
-        task_id = self._episode.info["task_id"]
-        name = self._episode.id
-        self._state = EpisodeState(environment=name, episode_id=episode_id, task_id=task_id)
+        self._state = State(episode_id=episode_id)
         return self._observe(reward=None)
 
     def step(self, action: TextAction, timeout_s: float | None = None) -> TextObservation:
         """Take one model turn; `timeout_s` is ignored, since tools have timeouts."""
         self._episode.step(action.text)
         self._state.step_count = self._episode.num_turns
-        self._state.episode_return = self._episode.episode_return
         return self._observe(reward=self._episode.reward)
 
     @property
-    def state(self) -> EpisodeState:
+    def state(self) -> State:
         """The state of the episode."""
         return self._state
-
-    def get_metadata(self) -> EnvironmentMetadata:
-        """Return the environment's id and description."""
-        text = type(self._episode.env.unwrapped).__doc__ or ""
-        return EnvironmentMetadata(name=self._episode.id, description=text.partition("\n")[0])
 
     def close(self) -> None:
         """Close the environment."""
@@ -136,34 +110,20 @@ class OpenEnvEnv(ForeignEnv):
         *,
         make: Callable[[], Environment[Any, Any, Any]],
         action_class: type[Action],
-        show: Callable[[Observation], str] | None = None,
     ) -> None:
-        """Make the environment.
-
-        Args:
-            make: Makes it, such as its class.
-            action_class: The class of its actions.
-            show: Writes an observation as text. By default its ``text``, its only field, or all
-                fields as JSON.
-
-        Raises:
-            ConfigurationError: If `action_class` is not an Action of OpenEnv.
-        """
+        """Make the environment; `make` is its class, `action_class` that of its actions."""
         super().__init__(getattr(make, "__name__", "OpenEnv"))
-        if not (isinstance(action_class, type) and issubclass(action_class, Action)):
-            raise ConfigurationError(f"action_class must be an Action, not {action_class}.")
         self._action_class = action_class
         fields = action_class.model_fields.items()
         own = {n: f for n, f in fields if n != "metadata"}
         needed = [name for name, field in own.items() if field.is_required()] or list(own)
         is_text = len(needed) == 1 and own[needed[0]].annotation is str
         self._text_field = needed[0] if is_text else None
-        self._show = show or _show
         self._env = make()
 
     def begin(self, task: int) -> list[Message]:
         """Begin the episode of a seed."""
-        return [Message(role="user", content=self._show(self._env.reset(seed=task)))]
+        return [Message(role="user", content=_show(self._env.reset(seed=task)))]
 
     def act(self, action: str) -> Reply:
         """Take one model turn."""
@@ -180,7 +140,7 @@ class OpenEnvEnv(ForeignEnv):
         reward = float(observation.reward or 0.0)
         terms: Mapping[str, float] | None = getattr(observation, "reward_terms", None)
         return Reply(
-            text=self._show(observation),
+            text=_show(observation),
             reward=reward,
             reward_terms=terms,
             terminated=terminated,
@@ -198,6 +158,7 @@ class OpenEnvEnv(ForeignEnv):
 
 
 def _show(observation: Observation) -> str:
+    """Return an observation's ``text``, its only field, or all fields as JSON."""
     fields = observation.model_dump(mode="json", exclude=set(_OWN_FIELDS))
     if isinstance(fields.get("text"), str):
         return str(fields["text"])

@@ -1,8 +1,4 @@
-"""One episode of an environment of ours, as the adapters to other libraries run it.
-
-It gives the state as chat messages, the new messages since the last turn, the action for a reply of
-a model, and the totals of the episode.
-"""
+"""One episode of an environment of ours, as the adapters to other libraries run it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -155,15 +151,7 @@ def draw_tasks(
 ) -> Iterator[tuple[int, int]]:
     """Yield task indices, each with a seed for its episodes.
 
-    Args:
-        id: The environment's id, for errors.
-        env: The environment.
-        num_tasks: Number of tasks: the first ones, or all if None; of an endless family, drawn
-            ones.
-        seed: Seed of the drawn tasks and seeds.
-
-    Raises:
-        ConfigurationError: If there are not so many tasks.
+    They are the first `num_tasks`, or all if None; of an endless family, ones drawn by `seed`.
     """
     limit: int | None = env.unwrapped.num_tasks  # type: ignore[attr-defined]
     num_tasks = limit if num_tasks is None else num_tasks

@@ -1,11 +1,5 @@
 """skyrl-gym: our environments in ``skyrl_gym.make``, and its environments as ours.
 
-::
-
-    register("AgentR1/SyntheticMultiHop-v0")
-    rows = task_rows("AgentR1/SyntheticMultiHop-v0", num_tasks=500)  # SkyRL's training data
-    env = gym.make("agent_envs.adapters.skyrl_gym:AgentR1/SkyRLGym-v0", env_id="gsm8k", rows=rows)
-
 SkyRL appends observations to the prompt of the row, which ``init`` returns. It has one flag for the
 end of an episode; the step's ``metadata`` distinguishes the two kinds.
 """
@@ -32,16 +26,9 @@ class OwnEnv(BaseTextEnv):
         env_config: Mapping[str, Any] | None = None,
         extras: Mapping[str, Any] | None = None,
     ) -> None:
-        """Make the environment.
+        """Make the environment as ``gymnasium.make(id, **env_config)`` does.
 
-        Args:
-            id: Its Gymnasium id.
-            env_config: Its other arguments, as for ``gymnasium.make``; SkyRL's
-                ``environment.skyrl_gym.<id>``.
-            extras: The row of the data: ``task`` and ``seed``.
-
-        Raises:
-            ConfigurationError: If SkyRL's loop cannot run it.
+        `extras` is the row of the data, with ``task`` and ``seed``.
         """
         super().__init__()
         self._episode = OwnEpisode(id, dict(env_config or {}), only_text_in="SkyRL")
@@ -94,15 +81,10 @@ class SkyRLGymEnv(ForeignEnv):
             rows: SkyRL's training data: ``prompt``, a list of messages, and the fields that the
                 environment reads, such as ``reward_spec``.
             env_config: SkyRL's settings of the environment.
-
-        Raises:
-            ConfigurationError: If there are no rows, or one has no prompt.
         """
         super().__init__(env_id)
-        missing = [i for i, row in enumerate(rows) if not row.get("prompt")]
-        if not rows or missing:
-            found = f"row {missing[0]} has none" if rows else "there are no rows"
-            raise ConfigurationError(f"rows= need a 'prompt' each, a list of messages; {found}.")
+        if not rows or not all(row.get("prompt") for row in rows):
+            raise ConfigurationError("rows= need a 'prompt' each, a list of messages.")
         self._env_id, self._rows, self._env_config = env_id, rows, env_config
         self.num_tasks = len(rows)
         self._env: Any = None

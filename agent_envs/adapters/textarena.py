@@ -1,21 +1,12 @@
 """TextArena: our environments in ``textarena.make``, and its games as environments of ours.
 
-::
-
-    register("AgentR1/SyntheticMultiHop-v0")
-    game = textarena.make("AgentR1/SyntheticMultiHop-v0")
-    game.reset(num_players=1, seed=7)
-
-    name = "agent_envs.adapters.textarena:AgentR1/TextArena-v0"
-    env = gym.make(name, env_id="GuessTheNumber-v0-raw")  # several players with opponents=[...]
-
 TextArena pays the return at the end of a game. The rewards of the steps, their terms, and whether
 the episode was truncated are in the steps' infos.
 """
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import gymnasium as gym
 import textarena as ta
@@ -24,7 +15,9 @@ from textarena.envs.registration import ENV_REGISTRY
 from agent_envs.adapters.foreign import ForeignEnv, Reply
 from agent_envs.adapters.own_episode import OwnEpisode
 from agent_envs.core.messages import Message
-from agent_envs.errors import ConfigurationError
+
+_PLAYER: Final = 0
+"""The number of our player."""
 
 
 class OwnEnv(ta.Env):
@@ -61,50 +54,29 @@ class OwnEnv(ta.Env):
 class TextArenaEnv(ForeignEnv):
     """A game of TextArena as one of ours. A task is a seed of its reset.
 
-    A step is our turn and those of the opponents until our next one. With an id that ends in
-    ``-raw`` each observation is the next message of a conversation; with the wrappers of other ids
-    each is the whole state.
+    A step is our turn and those of the opponents until our next one. Take the ids that end in
+    ``-raw``: with the wrappers of others each observation repeats the whole game.
     """
 
     draws_globally = True
 
     def __init__(
-        self,
-        *,
-        env_id: str,
-        opponents: Sequence[Callable[[str], str]] = (),
-        player: int = 0,
-        **kwargs: Any,
+        self, *, env_id: str, opponents: Sequence[Callable[[str], str]] = (), **kwargs: Any
     ) -> None:
-        """Prepare the game.
+        """Prepare the game, as ``textarena.make(env_id, **kwargs)`` does.
 
-        Args:
-            env_id: Its id, as for ``textarena.make``.
-            opponents: The other players, in their order: functions from the messages since their
-                last turn to an action, such as agents of TextArena.
-            player: The number of our player.
-            kwargs: Its other arguments, as for ``textarena.make``.
-
-        Raises:
-            ConfigurationError: If there is no such player.
+        `opponents` are the players after us: functions from the messages since their last turn to
+        an action, such as agents of TextArena.
         """
         super().__init__(env_id)
-        self._num_players = 1 + len(opponents)
-        if not 0 <= player < self._num_players:
-            raise ConfigurationError(
-                f"player must be 0 to {self._num_players - 1}, not {player}: there are "
-                f"{len(opponents)} opponents."
-            )
-        others = [number for number in range(self._num_players) if number != player]
-        self._opponents = dict(zip(others, opponents, strict=True))
-        self._player = player
+        self._opponents = list(opponents)
         self._make = (env_id, kwargs)
 
     def begin(self, task: int) -> list[Message]:
         """Begin the game of a seed, up to our first turn."""
         env_id, kwargs = self._make
         self._env = ta.make(env_id, **kwargs)  # a new one: wrappers keep the last game's messages
-        self._env.reset(num_players=self._num_players, seed=task)
+        self._env.reset(num_players=1 + len(self._opponents), seed=task)
         text, _ = self._until_our_turn(is_over=False)
         return [Message(role="user", content=text)]
 
@@ -115,25 +87,22 @@ class TextArenaEnv(ForeignEnv):
         reward, metrics = 0.0, {}
         if is_over:
             rewards, game_info = self._env.close()
-            reward = float((rewards or {}).get(self._player, 0.0))
-            metrics = {"invalid_move": float(bool(game_info[self._player]["invalid_move"]))}
-        return Reply(
-            text=text, reward=reward, terminated=is_over, is_state=self._is_state, metrics=metrics
-        )
+            reward = float((rewards or {}).get(_PLAYER, 0.0))
+            metrics = {"invalid_move": float(bool(game_info[_PLAYER]["invalid_move"]))}
+        return Reply(text=text, reward=reward, terminated=is_over, metrics=metrics)
 
     def _until_our_turn(self, *, is_over: bool) -> tuple[str, bool]:
         while not is_over:
             player, observation = self._env.get_observation()
-            if player == self._player:
+            if player == _PLAYER:
                 return self._text(observation), False
-            is_over, _ = self._env.step(action=self._opponents[player](self._text(observation)))
+            is_over, _ = self._env.step(action=self._opponents[player - 1](self._text(observation)))
         # The game may have ended at another player's turn.
-        self._env.state.current_player_id = self._player
+        self._env.state.current_player_id = _PLAYER
         return self._text(self._env.get_observation()[1]), True
 
     def _text(self, observation: Any) -> str:
         """Return a player's observation as text; of a list, the messages of others."""
-        self._is_state = isinstance(observation, str)
         if isinstance(observation, str):
             return observation
         roles = self._env.state.role_mapping

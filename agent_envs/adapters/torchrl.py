@@ -1,15 +1,6 @@
 """TorchRL: our spaces as its specs, so that ``GymWrapper`` and ``GymEnv`` take our environments.
 
-::
-
-    import agent_envs.adapters.torchrl  # registers the conversion
-    from torchrl.envs import GymWrapper
-
-    env = GymWrapper(ConversationObservation(gym.make("AgentR1/SyntheticMultiHop-v0")))
-    env.set_info_dict_reader(InfoReader(["exact_match", "new_gold_passage"]))
-
-Actions and observations are text in ``NonTensor`` entries. `TokenActions` and `MenuActions` are for
-policies with numeric actions. This module imports torch.
+Actions and observations are text in ``NonTensor`` entries. This module imports torch.
 """
 
 from collections.abc import Sequence

@@ -1,35 +1,23 @@
 """Our environments in plain ``trl.GRPOTrainer``: each tool is a method that TRL calls.
 
-::
-
-    GRPOTrainer(
-        model="Qwen/Qwen3-0.6B",
-        args=GRPOConfig(max_tool_calling_iterations=4),  # turns less one: the last is the answer's
-        train_dataset=tasks_dataset("AgentR1/HotpotQA-v0", num_tasks=500, data="hotpotqa.jsonl.gz"),
-        environment_factory=environment_factory("AgentR1/HotpotQA-v0", data="hotpotqa.jsonl.gz"),
-        reward_funcs=[environment_return],
-    )
-
 The loop is TRL's: contexts only grow, each call of a turn is a step of the environment, a turn
 without a call is the answer and ends the episode, and the credit is one number per episode, the sum
-of its rewards. `agent_trainers` has credit per step. TRL applies a chat template to observations,
-so control tokens in them are broken up (`break_control_strings`).
+of its rewards.
 """
 
 import copyreg
 import functools
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 import gymnasium as gym
 
 from agent_envs.adapters.own_episode import OwnEpisode, check_appends, draw_tasks
 from agent_envs.adapters.signatures import describe_as_function
-from agent_envs.core.lookup import unknown_name_message
 from agent_envs.core.tool import Tool
-from agent_envs.errors import ConfigurationError, UnknownNameError
+from agent_envs.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import datasets
@@ -129,14 +117,7 @@ def environment_factory(id: str, /, **kwargs: Any) -> type[TRLEnvironment]:
     """Make a class for ``trl.GRPOTrainer(environment_factory=...)``.
 
     It has `reset`, and one method per tool with type hints and docstring as TRL expects them.
-
-    Args:
-        id: A Gymnasium id of ours.
-        kwargs: Arguments of the environment, as for ``gymnasium.make``.
-
-    Raises:
-        ConfigurationError: If TRL's loop cannot run the environment, or TRL reserves the name of a
-            tool.
+    `kwargs` are arguments of the environment, as for ``gymnasium.make``.
     """
     probe = OwnEpisode(id, kwargs)
     env: Any = probe.env.unwrapped
@@ -154,13 +135,8 @@ def environment_factory(id: str, /, **kwargs: Any) -> type[TRLEnvironment]:
     methods = {name: _method(tool) for name, tool in env.tools.items()}
     probe.close()
     name = id.rpartition("/")[2].rpartition("-v")[0] or id
-    members: dict[str, Any] = {
-        "__doc__": type(env).__doc__,
-        "__module__": __name__,
-        "_id": id,
-        "_kwargs": kwargs,
-    }
-    members |= {"_tool_names": frozenset(methods), **methods}
+    members: dict[str, Any] = {"__doc__": type(env).__doc__, "__module__": __name__, **methods}
+    members |= {"_id": id, "_kwargs": kwargs, "_tool_names": frozenset(methods)}
     return cast(type[TRLEnvironment], _EnvironmentClass(name, (TRLEnvironment,), members))
 
 
@@ -175,44 +151,25 @@ def environment_return(
     It ends the episodes: the last turn without a call is the answer. ``success`` and each reward
     term, as ``rewards/<term>``, are logged as means over the episodes.
 
-    Args:
-        completions: The messages of each episode after its prompt; TRL passes them.
-        environments: The episodes' environments; TRL passes them.
-        log_metric: Logs a number; TRL passes it.
-
-    Returns:
-        One number per episode; None, which TRL leaves out, if its environment failed or was not
-        made here.
+    An episode whose environment failed, or was not made here, has None, which TRL leaves out.
     """
-    episodes = _finish(completions, environments, log_metric)
+    finished = []
+    for environment, completion in zip(environments, completions, strict=True):
+        if isinstance(environment, TRLEnvironment) and not environment._is_finished:
+            environment._finish(completion)
+            finished.append(environment)
+    if log_metric is not None and finished:
+        values = {"episodes/failed": [float(e._has_failed) for e in finished]}
+        for episode in (e._episode for e in finished):
+            if episode is not None:
+                success = float(episode.info.get("metrics", {}).get("success", 0.0))
+                values.setdefault("success", []).append(success)
+                for term, value in episode.reward_terms.items():
+                    values.setdefault(f"rewards/{term}", []).append(value)
+        for name, numbers in values.items():
+            log_metric(name, sum(numbers) / len(numbers))
+    episodes = [e._episode if isinstance(e, TRLEnvironment) else None for e in environments]
     return [None if episode is None else episode.episode_return for episode in episodes]
-
-
-def reward_terms(names: Iterable[str]) -> list[Callable[..., list[float | None]]]:
-    """Make a reward function of each term in `names`, instead of `environment_return`.
-
-    TRL's ``reward_weights`` can weigh them, and its table of completions has a column for each.
-    Each is the episode's sum, weighted by the environment; all terms of an environment together are
-    its return. A name that no environment has is an `UnknownNameError` when called.
-    """
-
-    def make(name: str) -> Callable[..., list[float | None]]:
-        def term(
-            completions: Sequence[Completion],
-            environments: Sequence[Any],
-            log_metric: LogMetric | None = None,
-            **_: Any,
-        ) -> list[float | None]:
-            episodes = _finish(completions, environments, log_metric)
-            known = {term: 0.0 for e in episodes if e is not None for term in e.reward_terms}
-            if known and name not in known:
-                raise UnknownNameError(unknown_name_message(name, known, kind="reward term"))
-            return [None if e is None else e.reward_terms.get(name) for e in episodes]
-
-        term.__name__ = name  # TRL logs rewards/<name>/mean
-        return term
-
-    return [make(name) for name in names]
 
 
 def tasks_dataset(
@@ -220,18 +177,8 @@ def tasks_dataset(
 ) -> "datasets.Dataset":
     """Make the ``train_dataset`` or ``eval_dataset`` of TRL's trainer.
 
-    Args:
-        id: A Gymnasium id of ours.
-        num_tasks: Number of rows; see `draw_tasks`.
-        seed: See `draw_tasks`.
-        kwargs: Arguments of the environment.
-
-    Returns:
-        Rows with ``prompt`` (the environment's system prompt, and an empty user message that
-        `reset` fills with the question), ``task`` and ``seed``.
-
-    Raises:
-        ConfigurationError: If there are not so many tasks.
+    Rows hold ``prompt`` (the environment's system prompt, and an empty user message that `reset`
+    fills with the question), ``task`` and ``seed``. For `num_tasks` and `seed` see `draw_tasks`.
     """
     import datasets
 
@@ -260,32 +207,6 @@ def _method(tool: Tool) -> Callable[..., str]:
 
     describe_as_function(call, tool)
     return call
-
-
-def _finish(
-    completions: Sequence[Completion], environments: Sequence[Any], log_metric: LogMetric | None
-) -> list[OwnEpisode | None]:
-    """Finish and log episodes that are not finished; return those that can be scored."""
-    finished = []
-    for environment, completion in zip(environments, completions, strict=True):
-        if isinstance(environment, TRLEnvironment) and not environment._is_finished:
-            environment._finish(completion)
-            finished.append(environment)
-    if log_metric is not None and finished:
-        values = {"episodes/failed": [float(e._has_failed) for e in finished]}
-        for episode in _scorable(finished):
-            if episode is not None:
-                success = float(episode.info.get("metrics", {}).get("success", 0.0))
-                values.setdefault("success", []).append(success)
-                for term, value in episode.reward_terms.items():
-                    values.setdefault(f"rewards/{term}", []).append(value)
-        for name, numbers in values.items():
-            log_metric(name, sum(numbers) / len(numbers))
-    return _scorable(environments)
-
-
-def _scorable(environments: Sequence[Any]) -> list[OwnEpisode | None]:
-    return [e._episode if isinstance(e, TRLEnvironment) else None for e in environments]
 
 
 def _reduce(cls: _EnvironmentClass) -> Any:

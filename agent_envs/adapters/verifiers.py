@@ -1,38 +1,23 @@
 """verifiers v1: our environments as a `Taskset` and a `Harness`, and its environments as programs.
 
-verifiers finds them by the name of a top-level module such as ``agent_r1.py``::
-
-    from agent_envs.adapters.verifiers import GymnasiumHarness, GymnasiumTaskset
-
-    __all__ = ["GymnasiumHarness", "GymnasiumTaskset"]
-
-``vf-eval agent_r1 --env.taskset.environment AgentR1/SyntheticMultiHop-v0
---env.agent.runtime.type subprocess`` runs it.
-
 The harness runs in the process of verifiers and calls its endpoint for each turn, in the state that
 the environment decides: a context that drops messages is another branch of the trace. The reward of
 a trace is the return, with one named reward per term; ``trace.info["turns"]`` has the rewards of
 the turns. The turn limit stops a trace as ``max_turns``, which verifiers counts as truncated.
-
-The other way round, `environment_program` makes a program for ``agent-r1-train --program`` of an
-environment of verifiers, with its own harness, tools, users and rewards.
 """
 
 import asyncio
 import contextlib
-import itertools
 import os
 import secrets
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, Final
 
-import numpy as np
 import openai
 import pydantic
 import verifiers.v1 as vf
 
 from agent_envs.adapters.own_episode import OwnEpisode, draw_tasks
-from agent_envs.core.tool_env import ENDLESS
 from agent_envs.errors import ConfigurationError, RolloutError
 from agent_envs.formats.openai_format import FunctionCall
 
@@ -87,24 +72,20 @@ class EpisodeTask(vf.Task[EpisodeData, EpisodeState]):
 
 
 class GymnasiumTaskset(vf.Taskset[EpisodeTask, GymnasiumTasksetConfig]):
-    """The tasks of an environment; infinitely many if it has."""
-
-    def __init__(self, config: GymnasiumTasksetConfig) -> None:
-        """Make the environment once."""
-        super().__init__(config)
-        if not config.environment:
-            raise ConfigurationError("Name an environment: --env.taskset.environment AgentR1/...")
-        self._episode = OwnEpisode(config.environment, config.arguments)
-        num_tasks: int | None = self._episode.env.unwrapped.num_tasks  # type: ignore[attr-defined]
-        self.INFINITE = num_tasks is None and config.num_tasks is None
+    """The tasks of an environment."""
 
     def load(self) -> Iterator[EpisodeTask]:
         """Yield the tasks."""
         config = self.config
-        for index, seed in self._drawn():
-            question = self._episode.reset(seed=seed, task=index)
+        if not config.environment:
+            raise ConfigurationError("Name an environment: --env.taskset.environment AgentR1/...")
+        episode = OwnEpisode(config.environment, config.arguments)
+        for index, seed in draw_tasks(
+            config.environment, episode.env, config.num_tasks, config.seed
+        ):
+            question = episode.reset(seed=seed, task=index)
             data = EpisodeData(
-                id=self._episode.info["task_id"],
+                id=episode.info["task_id"],
                 prompt=question,  # for display: the harness gets it from the environment
                 environment=config.environment,
                 arguments=config.arguments,
@@ -112,14 +93,6 @@ class GymnasiumTaskset(vf.Taskset[EpisodeTask, GymnasiumTasksetConfig]):
                 seed=seed,
             )
             yield EpisodeTask(data, config.task)
-
-    def _drawn(self) -> Iterator[tuple[int, int]]:
-        config = self.config
-        if not self.INFINITE:
-            env = self._episode.env
-            return draw_tasks(config.environment, env, config.num_tasks, config.seed)
-        rng = np.random.default_rng(config.seed)
-        return ((int(rng.integers(ENDLESS)), int(rng.integers(2**31))) for _ in itertools.count())
 
 
 class GymnasiumHarness(vf.Harness[vf.HarnessConfig]):

@@ -49,18 +49,18 @@ class Gateway:
         """Prepare to serve `policy`; the server starts with ``with``.
 
         Args:
-            policy: The policy that samples the turns.
+            policy: Samples the turns.
             tool_format: How the model writes its calls: a name or a format, as for environments.
-            limits: Limits of one session; `SessionLimits` by default.
-            ignored_parameters: Parameters of requests that are ignored; the policy's own settings
-                apply. All others are honoured or refused by name.
+            limits: Limits of one session.
+            ignored_parameters: Parameters of requests that are ignored. All others are honoured or
+                refused by name.
             in_thread: Whether the policy generates in a thread of the gateway, with constant
                 weights. False: it generates in the thread that calls `generate`, as a trainer does
                 between two steps.
             max_connections: Open connections; beyond them, the session with the most loses one.
                 None for half of the process's file descriptors, at most 4,096.
             host: The address to listen on.
-            port: The port to listen on; 0 for any free port.
+            port: 0 for any free port.
         """
         require_extra("serve", "The gateway", "starlette", "uvicorn")
         if isinstance(tool_format, str):

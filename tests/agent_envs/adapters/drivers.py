@@ -205,7 +205,7 @@ class OpenEnv(Driver):
             states=[o["messages"] for o in observed],
             rewards=rewards,
             terms=[o["reward_terms"] for o in observed[1:]],
-            episode_return=environment.state.episode_return,
+            episode_return=sum(rewards),
             end=(observed[-1]["terminated"], observed[-1]["truncated"]),
             tools=observed[0]["tools"],
             notes={"raw": True},

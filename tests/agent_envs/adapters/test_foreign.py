@@ -240,8 +240,6 @@ def test_a_game_of_two_runs_against_an_opponent():
     assert seen[-1][1:] == (1.0, True, False)
     assert "[Player 1] [8]" in seen[1][0]
     assert "[Player 0] [0]" in messages[0]
-    second = gym.make(url, env_id="TicTacToe-v0-raw", opponents=[opponent], player=1)
-    assert "[Player 0] [8]" in second.reset(seed=1)[0]
 
 
 def test_a_bad_action_for_openenv_is_an_observation():

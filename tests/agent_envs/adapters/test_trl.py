@@ -10,13 +10,12 @@ import gymnasium as gym
 import pydantic
 import pytest
 
-from agent_envs import ENVIRONMENTS, ConfigurationError, UnknownNameError, tool
+from agent_envs import ENVIRONMENTS, ConfigurationError, tool
 from agent_envs.adapters.trl import (
     FAILED_TEXT,
     OVER_TEXT,
     environment_factory,
     environment_return,
-    reward_terms,
     tasks_dataset,
 )
 
@@ -251,22 +250,6 @@ def test_the_last_text_is_the_answer_and_every_term_is_logged(environment):
         "rewards/exact_match": 1.0,
         "rewards/new_gold_passage": pytest.approx(0.2),
     }
-
-
-def test_reward_terms_sum_to_the_return_and_end_the_episode_once(environment):
-    environment.reset(task=3)
-    messages, answer = solve(environment)
-    completions, logged = [[*messages, said(answer)]], []
-    functions = reward_terms(["exact_match", "new_gold_passage"])
-    values = [
-        f(completions, environments=[environment], log_metric=lambda *m: logged.append(m), x=1)
-        for f in functions
-    ]
-    assert values == [[1.0], [pytest.approx(0.2)]]
-    assert [name for name, _ in logged].count("success") == 1
-    assert [f.__name__ for f in functions] == ["exact_match", "new_gold_passage"]
-    with pytest.raises(UnknownNameError, match="Did you mean 'exact_match'"):
-        reward_terms(["exact_mach"])[0](completions, environments=[environment])
 
 
 def test_an_episode_without_an_answer_has_no_answer_reward(environment):
