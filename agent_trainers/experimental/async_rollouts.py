@@ -5,12 +5,14 @@ sends its weights to a vLLM server. `EnvironmentRolloutWorker` fills that queue 
 environment step, each with its own advantage; groups of episodes run in threads, without a barrier.
 """
 
+import contextlib
 import functools
+import itertools
 import queue
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -19,11 +21,10 @@ from agent_envs.core.lookup import lookup
 from agent_envs.errors import ConfigurationError
 from agent_trainers.algorithms.advantages import estimate
 from agent_trainers.algorithms.episodes import Array
-from agent_trainers.batching.rows import make_rows
 from agent_trainers.monitoring.episode_statistics import summarise
 from agent_trainers.policies.policy import Policy
 from agent_trainers.rollout.collector import Rollout
-from agent_trainers.rollout.environments import TextEnv
+from agent_trainers.rollout.environments import MakeEnv
 from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.trajectory import StopReason, Trajectory
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 GROUP_ESTIMATORS: Final = ("grpo", "grpo_step", "dr_grpo", "rloo", "gigpo")
 """Estimators that need one group only; there is no batch."""
+_MAX_QUEUED_STEPS: Final = 1024
 _POLL_SECONDS: Final = 0.2
 
 
@@ -44,16 +46,13 @@ class EnvironmentRolloutWorker:
 
     def __init__(
         self,
-        make_env: Callable[[], TextEnv],
+        make_env: MakeEnv,
         policy: Policy,
         tasks: Sequence[int],
         *,
         num_generations: int = 8,
         num_groups_at_once: int = 4,
         advantage_estimator: str = "grpo_step",
-        estimator_settings: Mapping[str, Any] | None = None,
-        step_timeout: float = 300.0,
-        max_queued_steps: int = 1024,
         seed: int = 0,
     ) -> None:
         """Create the worker; `start` starts its threads.
@@ -65,9 +64,6 @@ class EnvironmentRolloutWorker:
             num_generations: Episodes per group.
             num_groups_at_once: Concurrent groups.
             advantage_estimator: One of `GROUP_ESTIMATORS`.
-            estimator_settings: Options of the estimator.
-            step_timeout: As in `StepGRPOConfig`.
-            max_queued_steps: Length of the queue.
             seed: Seed of environments and sampling.
 
         Raises:
@@ -80,19 +76,17 @@ class EnvironmentRolloutWorker:
                 f"num_generations={num_generations} must be at least 2, and tasks (got "
                 f"{len(tasks)}) must not be empty: advantages compare episodes of one task."
             )
-        self._make_rollout = functools.partial(Rollout, make_env, policy, step_timeout=step_timeout)
+        self._make_rollout = functools.partial(Rollout, make_env, policy)
         self._tasks, self._num_generations, self._seed = list(tasks), num_generations, seed
-        self._estimator, self._estimator_settings = advantage_estimator, estimator_settings or {}
-        self.rollout_buffer: queue.Queue[RolloutSample] = queue.Queue(max_queued_steps)
+        self._estimator = advantage_estimator
+        self.rollout_buffer: queue.Queue[RolloutSample] = queue.Queue(_MAX_QUEUED_STEPS)
         """Rows for the trainer."""
         self.metrics_queue: queue.Queue[dict[str, Any]] = queue.Queue()
         """Metrics for the trainer's log."""
         self._threads = [
-            threading.Thread(target=self._run, name=f"rollout-{i}", daemon=True)
-            for i in range(num_groups_at_once)
+            threading.Thread(target=self._run, daemon=True) for _ in range(num_groups_at_once)
         ]
-        self._lock = threading.Lock()
-        self._next_group = 0
+        self._groups = itertools.count()
         self._model_version = 0
         self._stopping = threading.Event()
         self._error: str | None = None
@@ -105,12 +99,11 @@ class EnvironmentRolloutWorker:
             thread.start()
 
     def stop(self, timeout_seconds: float = 30.0) -> None:
-        """Stop after the current groups, waiting at most `timeout_seconds`."""
+        """Stop after the current groups, waiting at most `timeout_seconds` for each thread."""
         self._stopping.set()
-        deadline = time.monotonic() + timeout_seconds
         for thread in self._threads:
             if thread.is_alive():
-                thread.join(max(0.0, deadline - time.monotonic()))
+                thread.join(timeout_seconds)
 
     def update_model_version(self, model_version: int) -> None:
         """Record the version of the server's weights."""
@@ -129,27 +122,27 @@ class EnvironmentRolloutWorker:
             raise RuntimeError(f"No episode has ended for {idle:.0f} seconds.")
 
     def _run(self) -> None:
-        rollout = self._make_rollout()
         try:
-            while not self._stopping.is_set():
-                self._run_group(rollout)
+            with contextlib.closing(self._make_rollout()) as rollout:
+                while not self._stopping.is_set():
+                    self._run_group(rollout, next(self._groups))
         except Exception:  # noqa: BLE001 - the trainer calls check_health
-            if not self._stopping.is_set():
-                self._error = traceback.format_exc()
-        finally:
-            rollout.close()
+            self._error = traceback.format_exc()
 
-    def _run_group(self, rollout: Rollout) -> None:
-        with self._lock:
-            group, self._next_group = self._next_group, self._next_group + 1
+    def _run_group(self, rollout: Rollout, group: int) -> None:
         version, started = self._model_version, time.monotonic()
-        trajectories = rollout.collect(self._specs(group), self._record_progress)
+        task = self._tasks[group % len(self._tasks)]
+        seed = int(np.random.SeedSequence([self._seed, group]).generate_state(1)[0])
+        rngs = [np.random.default_rng([self._seed, group, i]) for i in range(self._num_generations)]
+        trajectories = rollout.collect(
+            [EpisodeSpec(task=task, seed=seed, group_id=str(group), rng=rng) for rng in rngs],
+            lambda _: self._record_progress(),
+        )
         episodes = [summarise(trajectory) for trajectory in trajectories]
         num_scorable = sum(episode.is_scorable for episode in episodes)
-        seconds = time.monotonic() - started
         self.metrics_queue.put(
             {
-                "rollout/group_s": seconds,
+                "rollout/group_s": time.monotonic() - started,
                 "episodes/unscorable": (len(episodes) - num_scorable, len(episodes)),
                 "episodes/mean_turns": (sum(e.num_steps for e in episodes), len(episodes)),
             }
@@ -158,42 +151,26 @@ class EnvironmentRolloutWorker:
             raise RuntimeError(trajectories[0].error)
         if num_scorable < 2:
             return
-        advantages = estimate(self._estimator, episodes, **self._estimator_settings)
-        rewards = [sum(episode.rewards) for episode in episodes if episode.is_scorable]
+        advantages = estimate(self._estimator, episodes)
+        spread = float(np.std([sum(e.rewards) for e in episodes if e.is_scorable]))
         for trajectory, values in zip(trajectories, advantages, strict=True):
             for sample in step_samples(trajectory, values, group=group, model_version=version):
-                if "reward" in sample.metrics:
-                    sample.metrics["reward_std"] = float(np.std(rewards))
-                if not self._put(sample):
-                    return
+                if sample.metrics:
+                    sample.metrics["reward_std"] = spread
+                self._put(sample)
 
-    def _specs(self, group: int) -> list[EpisodeSpec]:
-        task = self._tasks[group % len(self._tasks)]
-        seed = int(np.random.SeedSequence([self._seed, group]).generate_state(1)[0])
-        return [
-            EpisodeSpec(
-                task=task,
-                seed=seed,
-                group_id=str(group),
-                rng=np.random.default_rng([self._seed, group, member]),
-            )
-            for member in range(self._num_generations)
-        ]
-
-    def _record_progress(self, _: Trajectory) -> None:
+    def _record_progress(self) -> None:
         self._last_progress = time.time()
 
-    def _put(self, sample: "RolloutSample") -> bool:
-        """Queue a row, waiting while the queue is full; return False if the worker was stopped."""
+    def _put(self, sample: "RolloutSample") -> None:
+        """Queue a row, waiting while the queue is full."""
         while not self._stopping.is_set():
             sample.enqueued_at = time.time()
             try:
-                self.rollout_buffer.put(sample, timeout=_POLL_SECONDS)
+                return self.rollout_buffer.put(sample, timeout=_POLL_SECONDS)
             except queue.Full:
-                self._last_progress = time.time()  # waiting for the trainer
-            else:
-                return True
-        return False
+                self._record_progress()  # waiting for the trainer
+        return None
 
 
 def step_samples(
@@ -219,18 +196,17 @@ def step_samples(
         "success": float(trajectory.success),
     }
     samples: list[RolloutSample] = []
-    for row in make_rows(trajectory, merge=False):
-        step = row.steps[0]
-        transition = trajectory.transitions[step]
-        no_loss = [0.0] * len(row.prompt_ids)
+    for transition, advantage in zip(trajectory.transitions, advantages, strict=True):
+        no_loss = [0.0] * len(transition.prompt_ids)
+        trained = [1.0] * len(transition.completion_ids)
         samples.append(
             RolloutSample(
                 prompt=list(transition.messages),
                 completion=[{"role": "assistant", "content": transition.action}],
-                input_ids=np.array([*row.prompt_ids, *row.completion_ids], np.int64),
-                completion_mask=np.array([*no_loss, *row.is_trained], np.int64),
-                old_log_probs=np.array([*no_loss, *row.logprobs], np.float32),
-                advantage=float(advantages[step]),
+                input_ids=np.array([*transition.prompt_ids, *transition.completion_ids], np.int64),
+                completion_mask=np.array([*no_loss, *trained], np.int64),
+                old_log_probs=np.array([*no_loss, *transition.logprobs], np.float32),
+                advantage=float(advantage),
                 model_version=model_version,
                 group_id=group,
                 metrics={} if samples else metrics,  # once per episode, because TRL averages them

@@ -14,7 +14,6 @@ from transformers import AutoModelForCausalLM
 
 import agent_envs  # noqa: F401 - registers the environments
 from agent_envs import ConfigurationError, UnknownNameError
-from agent_envs.errors import ServerError
 from agent_trainers.algorithms.advantages import estimate
 from agent_trainers.experimental.async_rollouts import EnvironmentRolloutWorker, step_samples
 from agent_trainers.policies.local import VLLMServerPolicy
@@ -69,14 +68,11 @@ def play(policy, num_episodes=4):
     return Rollout(make_env, policy).collect(specs)
 
 
-def test_what_a_server_samples_depends_on_the_episodes_generator_alone(policy):
-    first, second = play(policy), play(policy)
-    assert [t.transitions for t in first] == [t.transitions for t in second]
-    assert len({tuple(step.action for step in t.transitions) for t in first}) > 1
-
-
 def test_every_step_is_a_sample_with_its_own_advantage(policy):
-    trajectories = play(policy, 8)
+    trajectories = play(policy)
+    # what a server samples depends on the episodes' generators alone
+    assert [t.transitions for t in trajectories] == [t.transitions for t in play(policy)]
+    assert len({tuple(step.action for step in t.transitions) for t in trajectories}) > 1
     advantages = estimate("grpo_step", trajectories)
     for trajectory, values in zip(trajectories, advantages, strict=True):
         samples = step_samples(trajectory, values, group=3, model_version=2)
@@ -146,13 +142,13 @@ def test_trls_asynchronous_trainer_learns_from_our_steps(
     monkeypatch.setattr("trl.experimental.async_grpo.packing._flash_attn", lambda: kernel)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "CPU")
     worker = EnvironmentRolloutWorker(
-        make_env, policy, range(100), num_generations=4, num_groups_at_once=2
+        make_env, policy, range(100), num_generations=4, num_groups_at_once=1
     )
     transfer = DirectTransfer(stand_in)
     trainer = AsyncGRPOTrainer(
         model=tiny_policy,
         args=AsyncGRPOConfig(
-            str(tmp_path / "run"), max_steps=3, num_generations=4, token_budget=2048,
+            str(tmp_path / "run"), max_steps=2, num_generations=4, token_budget=768,
             max_completion_length=MAX_NEW_TOKENS, vllm_server_base_url=stand_in.url,
             learning_rate=1e-2, dtype="float32", use_cpu=True, bf16=False, max_staleness=3,
             gradient_checkpointing=False, dataloader_pin_memory=False, logging_steps=1,
@@ -165,7 +161,7 @@ def test_trls_asynchronous_trainer_learns_from_our_steps(
     )  # fmt: skip
     trainer.train()
     log = [entry for entry in trainer.state.log_history if "ratio" in entry]
-    assert len(log) == 3
+    assert len(log) == 2
     assert log[0]["ratio"] == pytest.approx(1.0, abs=0.01)  # what was sampled is what is trained
     assert log[0]["sample/staleness_max"] == 0
     assert log[0]["batch/packing_ratio"] > 1.5  # steps of an episode, episodes of a group
@@ -175,7 +171,7 @@ def test_trls_asynchronous_trainer_learns_from_our_steps(
     assert max((weights[name] - start[name]).abs().max() for name in start) > 1e-3
     for name, parameter in stand_in.model.named_parameters():  # the server follows
         assert torch.equal(parameter, weights[name])
-    assert transfer.calls.count("send") >= 3
+    assert transfer.calls.count("send") >= 2
     assert not any(thread.is_alive() for thread in worker._threads)
 
 
@@ -192,11 +188,6 @@ def test_a_server_that_fails_is_reported_to_the_trainer(stand_in, policy, monkey
     with pytest.raises(RuntimeError, match="cannot be reached"):
         worker.check_health(stale_after_s=60)
     worker.stop()
-
-
-def test_a_wrong_address_says_so(tokenizer):
-    with pytest.raises(ServerError, match=r"cannot be reached .*Check that the server is running"):
-        connect("http://127.0.0.1:1", tokenizer, max_retries=0)
 
 
 def test_estimators_that_need_a_batch_are_refused(policy):
