@@ -12,10 +12,8 @@ import functools
 import itertools
 import json
 import re
-import sys
-import threading
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Final, Generic, Self, TypeVar, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, cast
 
 from transformers import PreTrainedTokenizerBase
 
@@ -25,51 +23,21 @@ from agent_trainers.policies.control_tokens import ControlTokens, OwnMarkup, cle
 from agent_trainers.policies.policy import Schemas
 from agent_trainers.trajectory import Transition
 
-_CACHE_BYTES: Final = 2**25
+_CACHED: Final = 256
+"""Encoded texts: members of a group share the first state, and often get the same replies."""
 _MARK: Final = "\udc02"
 """Placeholder of a turn, to find the text around it; a lone surrogate, so in no message."""
 _CALL_ID: Final = "call00000"  # some templates ask for nine letters or digits
+_DUMMY: Final[Sequence[Message]] = (
+    {"role": "user", "content": _MARK},
+    {"role": "assistant", "content": f"{_MARK}{_MARK}"},
+)
 _QUESTION: Final[Message] = {"role": "user", "content": "Hello"}
 _THOUGHT: Final = ("<think>", "</think>")
 _TAG: Final = re.compile(r"</?[\w-]+>|\[/?[A-Z_]+\]")
 """Possible start or end of a thought or a call."""
 _OWN_FIELDS: Final = ("content", "reasoning_content", "thinking")
 """Fields of an assistant's message that may contain its own calls and thoughts."""
-
-_TOKEN_BYTES: Final = 36
-"""Memory of a token in a list: a number and its reference."""
-Tokens = TypeVar("Tokens", bound=list[int] | None)
-
-
-class EncodingCache(Generic[Tokens]):
-    """A thread-safe LRU cache of `encode`, limited by memory. Callers must not modify results."""
-
-    def __init__(self, encode: Callable[..., Tokens], max_bytes: int) -> None:
-        """Cache about `max_bytes` of texts and tokens."""
-        self._encode, self._room = encode, max_bytes
-        self._known: dict[Hashable, tuple[Tokens, int]] = {}
-        self._lock = threading.Lock()
-
-    def __deepcopy__(self, memo: dict[int, object]) -> Self:
-        """Return itself: copies share the cache, like those of functools."""
-        return self
-
-    def __call__(self, text: str, *more: Hashable) -> Tokens:
-        """Return the result of `encode`."""
-        key = (text, *more)
-        with self._lock:
-            if (known := self._known.pop(key, None)) is not None:
-                self._known[key] = known  # as the newest
-                return known[0]
-        ids = self._encode(text, *more)
-        size = sys.getsizeof(text) + _TOKEN_BYTES * (0 if ids is None else len(ids))
-        with self._lock:
-            if key not in self._known:
-                self._known[key] = ids, size
-                self._room -= size
-            while self._room < 0:
-                self._room += self._known.pop(next(iter(self._known)))[1]
-        return ids
 
 
 class ChatRenderer:
@@ -93,9 +61,8 @@ class ChatRenderer:
         self.tokenizer = tokenizer
         self.control_tokens = ControlTokens(tokenizer)
         self._kwargs = dict(chat_template_kwargs or {})
-        # The members of a group share the first state, and often get the same replies.
-        self._encode_state = EncodingCache(self._encode_new_state, _CACHE_BYTES)
-        self._encode_suffix = EncodingCache(self._encode_new_suffix, _CACHE_BYTES)
+        self._encode_state = functools.lru_cache(_CACHED)(self._encode_new_state)
+        self._encode_suffix = functools.lru_cache(_CACHED)(self._encode_new_suffix)
 
     def prompt_ids(
         self, messages: Sequence[Message], tools: Schemas, previous: Transition | None
@@ -143,13 +110,9 @@ class ChatRenderer:
             ConfigurationError: If the template does not append it to the messages before.
         """
         guarded, schemas = self._guard(messages), self.control_tokens.guard(tools)
-        turns = [self._last_turn(messages, tools), self._last_turn(guarded, schemas)]
-        text, marked = (
-            turn[: next((e for i, _, e in self.control_tokens.find(turn) if i == self._end_of_turn),
-                        len(turn))]
-            for turn in turns
-        )  # fmt: skip
-        return self.control_tokens.encode(text, marked)
+        return self.control_tokens.encode(
+            self._last_turn(messages, tools), self._last_turn(guarded, schemas)
+        )
 
     def note_ids(self, text: str) -> list[int]:
         """Return the tokens of a text in a message that may quote the model's turns."""
@@ -157,9 +120,7 @@ class ChatRenderer:
         return self.control_tokens.encode(clean(text), marked)
 
     def end_of_state(self, prompt_ids: Sequence[int]) -> int | None:
-        """Return the index at which the last message before the model's turn ends.
-
-        None if it does not end like a user's message.
+        """Return the index at which the user's message before the model's turn ends, if any.
 
         Raises:
             ConfigurationError: If the template ends a user's message with plain text.
@@ -175,7 +136,9 @@ class ChatRenderer:
                 f"The chat template of {self.tokenizer.name_or_path!r} does not write a turn after "
                 "its generation prompt. Write the call into the message's content instead."
             )
-        return whole[len(before) :]
+        turn = whole[len(before) :]
+        ends = (e for i, _, e in self.control_tokens.find(turn) if i == self._end_of_turn)
+        return turn[: next(ends, len(turn))]
 
     def decode(self, completion_ids: Sequence[int]) -> str:
         """Return sampled tokens as text, without special tokens."""
@@ -209,15 +172,15 @@ class ChatRenderer:
 
     def _suffix(self, reply: Sequence[Message], tools: Schemas, last_id: int) -> str | None:
         """Render the text after a turn of the model, from its last token on."""
-        dummy: list[Message] = [
-            {"role": "user", "content": _MARK},
-            {"role": "assistant", "content": f"{_MARK}{_MARK}"},
-        ]
-        text = self._apply_template([*dummy, *reply], tools)
-        _, mark, rest = text.partition(f"{_MARK}{_MARK}")
+        text = self._apply_template([*_DUMMY, *reply], tools)
+        id, rest = self._after(text, f"{_MARK}{_MARK}")
+        return rest if id == last_id else None
+
+    def _after(self, text: str, mark: str) -> tuple[int | None, str]:
+        """Return the control token right after `mark`, None if there is none, and the text on."""
+        _, found, rest = text.partition(mark)
         id, start, _ = next(self.control_tokens.find(rest), (None, 0, 0))
-        is_last = mark and id == last_id and not rest[:start].strip()
-        return rest[start:] if is_last else None
+        return (id, rest[start:]) if found and not rest[:start].strip() else (None, rest)
 
     def _stays(self, messages: Sequence[Message], tools: Schemas, previous: Transition) -> bool:
         """Return whether the template renders the conversation like the previous step's tokens."""
@@ -294,29 +257,18 @@ class ChatRenderer:
     @functools.cached_property
     def _end_of_turn(self) -> int:
         """The token with which the template ends a turn of the model."""
-        messages: list[Message] = [
-            {"role": "user", "content": _MARK},
-            {"role": "assistant", "content": f"{_MARK}{_MARK}"},
-        ]
-        text = self._apply_template(messages, None, add_generation_prompt=False)
-        _, _, rest = text.partition(f"{_MARK}{_MARK}")
-        id, start, _ = next(self.control_tokens.find(rest), (None, 0, 0))
-        if id is None or rest[:start].strip():
-            id = self.tokenizer.eos_token_id
-        assert isinstance(id, int)
-        return id
+        text = self._apply_template(_DUMMY, None, add_generation_prompt=False)
+        id, _ = self._after(text, f"{_MARK}{_MARK}")
+        return int(self.tokenizer.eos_token_id if id is None else id)
 
     @functools.cached_property
     def _end_of_message(self) -> int:
         """The token with which the template ends a user's message before the model's turn."""
-        question: list[Message] = [{"role": "user", "content": _MARK}]
-        _, _, rest = self._apply_template(question, None).partition(_MARK)
-        id, start, _ = next(self.control_tokens.find(rest), (None, 0, 0))
-        if id is None or rest[:start].strip():
+        id, _ = self._after(self._apply_template(_DUMMY[:1], None), _MARK)
+        if id is None:
             raise ConfigurationError(
                 f"The chat template of {self.tokenizer.name_or_path!r} ends a user's message with "
-                "plain text, so the place of a skill is unknown. Use a template that ends it with "
-                "a control token, such as <|im_end|>, or leave SkillDistillation out."
+                "plain text, so the place of a skill is unknown. Leave SkillDistillation out."
             )
         return id
 

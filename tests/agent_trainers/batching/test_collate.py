@@ -32,12 +32,6 @@ def test_rows_are_padded_left_and_right_and_trimmed_again():
     assert trimmed["number"] == 4
 
 
-def test_a_width_that_is_a_multiple_already_stays():
-    batch = collate([LONG], pad_token_id=0, pad_to_multiple_of=5)
-    assert batch["prompt_ids"].tolist() == [[0, 0, 0, 1, 2]]
-    assert batch["completion_ids"].tolist() == [[3, 4, 5, 6, 7]]
-
-
 def test_token_ids_stay_the_integers_that_they_are():
     large = 16_777_217  # the first that float32 does not hold
     row = Row(0, [large], [large, 1], [0, 0], [True] * 2, [True] * 2, [0.0] * 2)

@@ -28,17 +28,6 @@ def test_equal_rows_are_forwarded_once_and_their_values_expanded():
     assert micro_batch["completion_ids"].tolist() == [[5, 6], [7, 0], [5, 6]]
 
 
-def test_rows_that_differ_are_left_as_they_are():
-    micro_batch = select_rows(batch_of([5], [7]), [1, 0])
-    assert micro_batch.copies is None
-    assert micro_batch.forwarded["completion_ids"].tolist() == [[7], [5]]
-
-
-def test_a_micro_batch_is_narrowed_to_its_rows():
-    micro_batch = select_rows(batch_of([5, 6, 7], [8]), [1])
-    assert micro_batch["completion_ids"].shape == (1, 1)
-
-
 def test_a_micro_batch_without_rows_weighs_nothing():
     batch = batch_of([5], [7]) | {"loss_weights": torch.ones(2, 1)}
     assert select_rows(batch, [])["loss_weights"].tolist() == [[0.0]]
@@ -70,11 +59,6 @@ def test_packed_rows_are_there_once_and_keep_to_the_token_budget(lengths, max_to
     for rows in packed:
         width = max(prompts[i] for i in rows) + max(completions[i] for i in rows)
         assert len(rows) == 1 or len(rows) * width <= max_tokens
-
-
-def test_rows_of_like_length_go_together_and_the_longest_come_first():
-    packed = pack([5, 5, 5, 5], [10, 90, 12, 95], max_rows=2)
-    assert packed == [[3, 1], [2, 0]]
 
 
 def test_gradients_of_rows_picked_often_add_up_to_the_same_bits_every_time():

@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -56,19 +54,10 @@ def test_a_turn_that_was_cut_off_can_be_left_untrained():
     (row,) = make_rows(cut, train_truncated=False)
     assert row.is_trained == [True, True, False, True, False]
     assert row.is_action == [True, True, False, True, True]
-
-
-def test_a_turn_that_was_cut_off_before_others_can_be_left_untrained():
     first, *others = EXTENDING.transitions
     cut = replace(first, info={"finish_reason": "length"})  # a program went on after it
     (row,) = make_rows(episode(cut, *others), train_truncated=False)
     assert row.is_trained == [False, False, False, True, True]
-
-
-def test_without_the_loss_mask_observations_are_trained_too():
-    (row,) = make_rows(EXTENDING, train_observations=True)
-    assert row.is_trained == [True] * 5
-    assert row.is_action == [True, True, False, True, True]
 
 
 def test_weights_share_out_what_counts_as_one():

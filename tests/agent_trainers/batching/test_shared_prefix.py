@@ -54,16 +54,6 @@ def rows_of(*pairs):
     }
 
 
-def test_rows_stand_flush_left_and_completions_are_labelled():
-    aligned = align(rows_of(([1, 2, 3], [4]), ([5], [6, 7])))
-    assert aligned.input_ids.shape == (2, 4)
-    assert aligned.input_ids[0].tolist() == [1, 2, 3, 4]
-    assert aligned.input_ids[1, :3].tolist() == [5, 6, 7]
-    assert aligned.labels.tolist() == [[-100, -100, -100, 4], [-100, 6, 7, -100]]
-    assert aligned.before[0, 0] == 2
-    assert aligned.before[1].tolist() == [0, 1]
-
-
 @given(
     st.lists(
         st.tuples(

@@ -3,7 +3,6 @@
 import functools
 import importlib.util
 import re
-import time
 from pathlib import Path
 
 import gymnasium as gym
@@ -81,7 +80,7 @@ def test_harmless_text_has_the_tokens_of_the_template_to_the_letter(name, with_t
 
 
 @pytest.mark.parametrize("name", CHATML + OTHERS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_no_text_becomes_a_control_token(name, data):
     its = renderer(name)
@@ -117,7 +116,7 @@ def test_the_model_reads_what_was_said(name):
 
 
 @pytest.mark.parametrize("name", ["qwen2_5", "qwen3_instruct_2507", "embedded", "smollm2"])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_what_is_added_to_sampled_tokens_is_guarded_too(name, data):
     its = renderer(name)
@@ -184,13 +183,12 @@ def test_thoughts_that_the_template_opened_are_closed_by_the_model():
     assert tokens.count("<think>") == 2
 
 
+@pytest.mark.timeout(60)  # quadratic would take minutes
 def test_a_flood_of_markup_is_guarded_in_linear_time():
     its = renderer("qwen3")
     said = "<think>" * 4_000 + "<tool_call></think>" * 4_000 + "</tool_call><" * 4_000
     state = [QUESTION, {"role": "assistant", "content": said}, {**QUESTION, "content": said}]
-    started = time.perf_counter()
-    its.prompt_ids(state, None, None)
-    assert time.perf_counter() - started < 15  # quadratic would take minutes
+    assert its.prompt_ids(state, None, None)
 
 
 def fast(model, *, tags=(), normalizer=None, pre_tokenizer=None):

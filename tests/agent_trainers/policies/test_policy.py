@@ -133,28 +133,3 @@ def test_a_wrapped_policy_generates_in_slots_as_it_does_alone(model, tokenizer, 
     assert isinstance(policy.open_stream(), SlotStream)
     alone, wrapped = roll_out(policy), roll_out(PolicyWrapper(PolicyWrapper(policy)))
     assert [t.transitions for t in wrapped] == [t.transitions for t in alone]
-
-
-def test_episode_ids_are_unique_and_constant():
-    seen = []
-
-    def act(request):
-        seen.append((request.episode_id, request.rng))
-        return "hm"
-
-    roll_out(ScriptedPolicy(act), 3)
-    numbers = {number for number, _ in seen}
-    assert numbers == {0, 1, 2}
-    assert len(seen) > len(numbers)
-    assert len({(number, id(rng)) for number, rng in seen}) == 3
-
-
-def test_a_trajectory_records_the_usage_of_its_actions(model, tokenizer):
-    policy = transformers_policy(model.eval(), tokenizer, max_new_tokens=24)
-    for trajectory in roll_out(policy):
-        steps = trajectory.transitions
-        assert trajectory.usage == {
-            "calls": len(steps),
-            "prompt_tokens": sum(len(step.prompt_ids) for step in steps),
-            "completion_tokens": sum(len(step.completion_ids) for step in steps),
-        }

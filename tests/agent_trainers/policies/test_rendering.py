@@ -9,7 +9,7 @@ from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.trajectory import Transition
 from tests.agent_trainers.real_models import make_tokenizer
 
-TEMPLATES = ["qwen2_5", "qwen3", "qwen3_instruct_2507"]
+TEMPLATES = ["qwen2_5", "qwen3"]
 TOOLS = [
     {
         "type": "function",
@@ -102,22 +102,11 @@ def test_after_a_second_kind_of_end_the_state_is_what_a_server_would_render(rend
     assert ids == renderer.prompt_ids(state, TOOLS, None)
 
 
-def test_lone_surrogates_of_a_tool_do_no_harm(renderer):
-    assert renderer.prompt_ids([{"role": "user", "content": "\ud800 x"}], None, None)
-
-
 def test_a_template_that_ignores_tools_is_refused():
     tokenizer = make_tokenizer("qwen2_5")
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     with pytest.raises(ConfigurationError, match='tool_format="tags"'):
         ChatRenderer(tokenizer).check_tools(TOOLS)
-
-
-def test_a_tokenizer_without_a_template_is_refused():
-    tokenizer = make_tokenizer("qwen2_5")
-    tokenizer.chat_template = None
-    with pytest.raises(ConfigurationError, match="no chat template"):
-        ChatRenderer(tokenizer)
 
 
 def test_a_note_stands_at_the_end_of_the_question_and_writes_no_control_tokens(renderer):
@@ -168,15 +157,14 @@ USER = {"role": "user", "content": "Go on."}
 THINKING = ["qwen3", "qwen3_5_think", "lfm2_2_5", "nemotron_3_nano", "deepseek"]
 
 
-@pytest.mark.parametrize("reply", [USER, REPLY], ids=["user", "tool"])
-@pytest.mark.parametrize("action", ["{open}Hm, {i}.\n</think>\n\nact {i}", "act {i}"],
-                         ids=["thought", "plain"])  # fmt: skip
 @pytest.mark.parametrize("name", THINKING)
-def test_a_thinking_model_sees_what_a_server_would_show_it(name, action, reply):
+def test_a_thinking_model_sees_what_a_server_would_show_it(name):
     renderer = ChatRenderer(deepseek() if name == "deepseek" else make_tokenizer(name))
-    for messages, ids, _ in told(renderer, reply, action):
-        shown = renderer.tokenizer.decode(ids)
-        assert squeezed(shown) == squeezed(renderer.render(messages, None))
+    for reply in (USER, REPLY):
+        for action in ("{open}Hm, {i}.\n</think>\n\nact {i}", "act {i}"):
+            for messages, ids, _ in told(renderer, reply, action):
+                shown = renderer.tokenizer.decode(ids)
+                assert squeezed(shown) == squeezed(renderer.render(messages, None))
 
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_5_think", "deepseek"])
@@ -196,16 +184,3 @@ def test_thoughts_between_calls_of_tools_stay_and_the_row_goes_on(name):
             before = [*previous.prompt_ids, *previous.completion_ids]
             assert ids[: len(before)] == before
     assert renderer.tokenizer.decode(ids).count("Hm,") == 3
-
-
-def test_a_template_is_asked_once_whether_it_keeps_turns(monkeypatch):
-    for name, keeps in (("qwen2_5", True), ("qwen3_instruct_2507", True), ("qwen3", False)):
-        assert ChatRenderer(make_tokenizer(name))._keeps_turns == keeps
-    renderer = ChatRenderer(make_tokenizer("qwen2_5"))
-    list(told(renderer, REPLY, num_turns=1))
-    monkeypatch.setattr(renderer, "render", lambda *_: 1 / 0)
-    monkeypatch.setattr(renderer, "_is_written", lambda *_: 1 / 0)
-    first = acted(renderer, STATE, TOOLS)
-    assert renderer.prompt_ids(
-        [*STATE, {"role": "assistant", "content": ACTION}, USER], TOOLS, first
-    )

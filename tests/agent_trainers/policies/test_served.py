@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from agent_envs.errors import ConfigurationError, ServerError, UnknownNameError
+from agent_envs.errors import ConfigurationError, ServerError
 from agent_envs.formats.openai_format import FunctionCall, write_message
 from agent_trainers.policies import GenerationRequest, Usage
 from tests.agent_trainers.chat_server import Reply, chat_server, refuses, says
@@ -99,56 +99,6 @@ def test_structured_calls_become_actions_and_return_with_their_results():
     }
 
 
-def test_one_reply_to_several_calls_answers_each_of_them():
-    twice = write_message("", [FunctionCall(name="search", arguments=RED)] * 2)
-    history = [
-        *QUESTION,
-        {"role": "assistant", "content": twice},
-        {"role": "user", "content": "One call, please."},
-    ]
-    calls = [("search", RED), ("search", RED)]
-    with serving(lambda *_: says("", calls), tool_format="openai") as (server, policy):
-        (generation,) = policy.generate([request(history)])
-    assert generation.text == twice
-    *_, call, first, second = server.bodies[0]["messages"]
-    assert [c["id"] for c in call["tool_calls"]] == [first["tool_call_id"], second["tool_call_id"]]
-    assert first["content"] == second["content"] == "One call, please."
-
-
-@pytest.mark.parametrize("parallel_calls", [True, False])
-def test_parallel_calls_are_a_setting_of_the_request(parallel_calls):
-    settings = {"tool_format": "openai", "parallel_calls": parallel_calls}
-    with serving(lambda *_: says("", [("search", RED)]), **settings) as (server, policy):
-        policy.generate([request()])
-    assert server.bodies[0]["parallel_tool_calls"] is parallel_calls
-
-
-def test_several_results_are_one_turn_of_the_user_in_plain_text():
-    results = [{"role": "tool", "name": "search", "content": text} for text in ("red", "blue")]
-    with serving(lambda *_: says("x")) as (server, policy):
-        policy.generate([request([*QUESTION, {"role": "assistant", "content": "a"}, *results])])
-    assert [message["role"] for message in server.bodies[0]["messages"]] == [
-        "system", "user", "assistant", "user"
-    ]  # fmt: skip
-    assert server.bodies[0]["messages"][-1]["content"] == (
-        "<tool_response>\nred\n</tool_response>\n<tool_response>\nblue\n</tool_response>"
-    )
-
-
-def test_malformed_arguments_reach_the_environment_and_return_as_text():
-    broken = write_message("", [FunctionCall(name="search", arguments='{"query": ')])
-    history = [
-        *QUESTION,
-        {"role": "assistant", "content": broken},
-        {"role": "user", "content": "No JSON."},
-    ]
-    reply = says("", [("search", '{"query": ')])
-    with serving(lambda *_: reply, tool_format="openai") as (server, policy):
-        (generation,) = policy.generate([request(history)])
-    assert generation.text == broken
-    assert server.bodies[0]["messages"][-2:] == history[-2:]
-
-
 @pytest.mark.parametrize(
     ("tool_format", "text"),
     [
@@ -162,19 +112,10 @@ def test_calls_that_a_server_parses_are_written_as_text_again(tool_format, text)
         assert policy.generate([request()])[0].text == text
 
 
-def test_missing_content_is_an_empty_turn_and_truncation_is_reported():
-    values = replies(says(None), says("I thi", finish_reason="length"))
-    with serving(values) as (_, policy):
-        empty, cut = (policy.generate([request()])[0] for _ in range(2))
-    assert (empty.text, empty.finish_reason) == ("", "stop")
-    assert (cut.text, cut.finish_reason) == ("I thi", "length")
-
-
 @pytest.mark.parametrize(
     "refusal",
     [
         refuses(400, "This model's maximum context length is 10 tokens."),
-        refuses(400, "no", code="context_length_exceeded"),
         refuses(400, "the request exceeds the available context size"),
     ],
 )
@@ -199,10 +140,8 @@ def test_server_errors_are_retried():
     [
         (refuses(500, "out of memory"), "status 500: out of memory"),
         (refuses(401, "wrong key", code="invalid_api_key"), r"status 401: wrong key \(invalid_a"),
-        (refuses(400, "no such field"), "status 400: no such field"),
         (Reply("<html>502</html>", headers={"Content-Type": "text/html"}), "not a chat completion"),
         (Reply("{"), "JSONDecodeError"),
-        (Reply({"choices": []}), "not a chat completion"),
         (Reply({}), "not a chat completion"),
     ],
 )
@@ -221,15 +160,6 @@ def test_a_server_that_does_not_answer_in_time_is_an_error():
         pytest.raises(ServerError, match=r"no answer within 0.05 seconds"),
     ):
         policy.generate([request()])
-
-
-def test_no_server_at_all_is_an_error():
-    with chat_server(lambda *_: says("")) as server:
-        url = server.url
-    policy = OpenAIPolicy(base_url=url, model="m", max_retries=0)
-    with pytest.raises(ServerError, match=url):
-        policy.generate([request()])
-    policy.close()
 
 
 def test_the_key_comes_from_the_environment_and_is_in_no_error_and_no_log(monkeypatch, caplog):
@@ -253,11 +183,6 @@ def test_a_named_key_that_is_not_set_is_refused(monkeypatch):
         OpenAIPolicy(base_url="http://localhost/v1", model="m", api_key_env="MY_KEY")
 
 
-def test_an_unknown_tool_format_is_refused_with_the_right_name():
-    with pytest.raises(UnknownNameError, match="Did you mean 'openai'"):
-        OpenAIPolicy(base_url="http://localhost/v1", model="m", tool_format="opnai")
-
-
 def test_requests_run_concurrently_up_to_the_limit_and_in_order():
     def reply(body, _):
         answer = says(body["messages"][-1]["content"])
@@ -271,16 +196,11 @@ def test_requests_run_concurrently_up_to_the_limit_and_in_order():
     assert server.max_active == 3
 
 
-def test_lone_surrogates_are_replaced():
-    hostile = [{"role": "user", "content": "a \ud800 b"}]
-    with serving(lambda *_: says("x")) as (server, policy):
-        policy.generate([request(hostile, tools=None)])
-    assert server.bodies[0]["messages"][0]["content"] == "a ? b"
-
-
 @pytest.mark.parametrize("tool_format", ["hermes", "openai"])
 def test_a_server_gets_no_control_tokens_except_in_the_models_calls(tool_format):
-    hostile = "a <|im_end|> </tool_response> [INST] </s> <start_of_turn> <|turn> </think> #END#"
+    hostile = (
+        "a \ud800 <|im_end|> </tool_response> [INST] </s> <start_of_turn> <|turn> </think> #END#"
+    )
     call = '<tool_call>{"name": "search", "arguments": {"query": "<|eot_id|>"}}</tool_call>'
     schema = json.loads(json.dumps(SCHEMA).replace("Search.", hostile))
     said = [

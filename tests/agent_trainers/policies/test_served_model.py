@@ -36,7 +36,7 @@ def test_a_served_model_with_its_own_calls_does_what_it_does_locally(served, tmp
         assert episode.usage == local_episode.usage
 
 
-@pytest.mark.parametrize("tool_format", ["hermes", "tags", "json", "react"])
+@pytest.mark.parametrize("tool_format", ["hermes", "react"])
 def test_a_served_model_makes_calls_as_text(served, tmp_path, tool_format):
     result, episodes = measure(
         tmp_path, "--base_url", served.url, "--model", served.text, "--tool_format", tool_format,
