@@ -238,10 +238,10 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
                 setattr(self, option, import_path(given, kind=option))
         follow_the_machine(self)
         super().__post_init__()
-        self._check_functions()
         for option, names in _CHOICES.items():
             lookup(dict.fromkeys(names), getattr(self, option), kind=option)
         check_ranges(self, _RANGES)
+        self._check_functions()
         for option, supported, reason in _REFUSALS:
             if (value := getattr(self, option)) not in supported:
                 allowed = " or ".join(repr(choice) for choice in supported)
