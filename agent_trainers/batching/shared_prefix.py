@@ -13,7 +13,6 @@ import torch
 from transformers import DynamicCache
 
 from agent_trainers.batching.micro_batch import RowGroups, group_rows, pick_rows
-from agent_trainers.batching.mixture import Routing, without_router_loss
 
 MIN_SAVED_SHARE: Final = 0.1
 """Below this share of all tokens the second pass costs more than it saves (measured: at 0.2 the
@@ -65,8 +64,15 @@ class TokenScores(NamedTuple):
     before: torch.Tensor
     """Position in the last forward pass of the body from which each token was predicted, (B, T),
     int64."""
-    routing: Routing | None = None
-    """Routing of a mixture of experts, if requested."""
+
+
+def without_router_loss(model: Any) -> dict[str, bool]:
+    """Return the model arguments that switch off a mixture's own auxiliary loss.
+
+    It would be the loss of one forward pass, with a mask that does not fit a cache.
+    """
+    config = getattr(model, "module", model).config.get_text_config()
+    return {"output_router_logits": False} if hasattr(config, "output_router_logits") else {}
 
 
 def can_share(model: Any) -> bool:

@@ -35,7 +35,7 @@ _MAY_CHANGE: Final = frozenset(
     """
     output_dir logging_steps logging_strategy logging_first_step report_to run_name
     save_steps save_strategy save_total_limit save_on_each_node disable_tqdm log_level
-    log_level_replica log_on_each_node log_completions num_completions_to_print
+    log_level_replica log_on_each_node
     resume_from_checkpoint push_to_hub hub_model_id hub_strategy hub_token hub_private_repo
     hub_always_push hub_revision dataloader_num_workers dataloader_pin_memory
     dataloader_persistent_workers dataloader_prefetch_factor max_tokens_per_micro_batch

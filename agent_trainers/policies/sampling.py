@@ -22,7 +22,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from agent_trainers.batching.mixture import without_router_loss
+from agent_trainers.batching.shared_prefix import without_router_loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

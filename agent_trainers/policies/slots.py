@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from agent_trainers.batching.micro_batch import pack
-from agent_trainers.batching.mixture import without_router_loss
+from agent_trainers.batching.shared_prefix import without_router_loss
 from agent_trainers.policies.policy import (
     Generation,
     GenerationRequest,

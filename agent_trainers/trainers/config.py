@@ -70,6 +70,8 @@ _REFUSALS: Final[tuple[tuple[str, tuple[Any, ...], str], ...]] = (
     ("off_policy_mask_threshold", (None,), "it averages over rows"),
     ("top_entropy_quantile", (1.0,), _MICRO_BATCH),
     ("entropy_coef", (0.0,), _MICRO_BATCH),
+    ("router_aux_loss_coef", (None, 0.0), _MICRO_BATCH),
+    ("log_completions", (False,), "the episodes of a run are on its pages"),
     ("use_adaptive_entropy", (False,), _MICRO_BATCH),
     ("cache_implementation", (None,), "rollouts have their own cache"),
     ("use_transformers_continuous_batching", (False,), "rollouts batch continuously without it"),

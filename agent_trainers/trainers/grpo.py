@@ -193,7 +193,6 @@ class StepGRPOTrainer(ResumableTrainer):
             is_sharded=self.generator.is_sharded,
             reference=self.ref_model,
             drops_out=drops_out(self.model),
-            balances_experts=self.aux_loss_enabled,
             extensions=self.extensions,
         )
         self.builder = BatchBuilder(
@@ -344,22 +343,11 @@ class StepGRPOTrainer(ResumableTrainer):
     # Loss
 
     def _micro_batch_loss(self, model: Any, micro_batch: MicroBatch) -> torch.Tensor:
-        """Return the loss of a micro-batch."""
-        scores = self.scorer.score(model, micro_batch, with_routing=True)
-        return self._policy_loss(micro_batch, scores)
+        return self._policy_loss(micro_batch, self.scorer.score(model, micro_batch))
 
     def _policy_loss(self, micro_batch: MicroBatch, scores: TokenScores) -> torch.Tensor:
-        """Return the loss of the policy and of a mixture's routers of a micro-batch."""
-        loss = self._reduce_loss(
-            self.scorer.token_loss(micro_batch, scores), micro_batch["loss_weights"]
-        )
-        if scores.routing is not None:
-            weights = micro_batch["router_weights"]
-            imbalance = scores.routing.imbalance(micro_batch["expert_load"][0, 0])
-            imbalance = micro_batch.expand(imbalance)
-            self.means.add_mean("aux_loss", imbalance, weights)
-            loss = loss + self.router_aux_loss_coef * self._reduce_loss(imbalance, weights)
-        return loss
+        loss = self.scorer.token_loss(micro_batch, scores)
+        return self._reduce_loss(loss, micro_batch["loss_weights"])
 
     def _reduce_loss(self, loss: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Sum a loss per token so that an optimiser step gets its mean over the whole batch.

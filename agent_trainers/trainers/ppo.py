@@ -202,7 +202,7 @@ class StepPPOTrainer(StepGRPOTrainer):
         with self._body().register_forward_hook(
             lambda _, __, output: caught.append(output.last_hidden_state)
         ):
-            scores = self.scorer.score(model, micro_batch, with_routing=True)
+            scores = self.scorer.score(model, micro_batch)
         loss = self._policy_loss(micro_batch, scores)
         if is_warming_up:
             loss = 0.0 * loss

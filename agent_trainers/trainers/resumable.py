@@ -10,7 +10,7 @@ import contextlib
 import logging
 import shutil
 import time
-from collections.abc import Iterator, Mapping, MutableSequence, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -221,7 +221,6 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
             "step": self._step,
             "buffer": None if is_used_up else _plain(self._buffered_inputs),
             "metrics": _plain(self._metrics),
-            "logs": _plain(self._logs),
             "loss": self._tr_loss.detach().cpu(),
             "total_loss": float(self._total_loss_scalar),
             "last_logged": self._globalstep_last_logged,
@@ -242,8 +241,9 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
                 f"{path}: the checkpoint is in the middle of a generation batch, which cannot be "
                 f"divided differently: it was saved with {state['layout']}. Resume with those."
             )
-        _refill(self._metrics, state["metrics"])
-        _refill(self._logs, state["logs"])
+        for mode, metrics in state["metrics"].items():
+            self._metrics[mode].clear()
+            self._metrics[mode].update(metrics)
         self._tr_loss: torch.Tensor = state["loss"].to(self._tr_loss.device)
         self._total_loss_scalar = state["total_loss"]
         self._globalstep_last_logged = state["last_logged"]
@@ -274,15 +274,3 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "item") and not isinstance(value, torch.Tensor):
         return value.item()
     return value
-
-
-def _refill(target: Any, values: Any) -> None:
-    """Fill existing containers, whose types (bounded queues, for instance) stay."""
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            _refill(target[key], value)
-        elif isinstance(target[key], MutableSequence):
-            target[key].clear()
-            target[key].extend(value)
-        else:
-            target[key] = value

@@ -26,7 +26,6 @@ from agent_trainers.batching.micro_batch import (
     select_rows,
     split_into_micro_batches,
 )
-from agent_trainers.batching.mixture import record_router_logits, routing_at
 from agent_trainers.batching.shared_prefix import (
     TokenScores,
     can_share,
@@ -59,8 +58,6 @@ class Scorer:
     """The reference model, if it is a separate one."""
     drops_out: bool
     """Whether the training pass has dropout, so that its log-probabilities show no drift."""
-    balances_experts: bool
-    """Whether the routers of a mixture of experts add a loss."""
     extensions: Sequence[Extension] = ()
 
     def micro_batches(self, batch: Batch, *, is_training: bool) -> Iterator[MicroBatch]:
@@ -78,22 +75,19 @@ class Scorer:
         for rows in parts:
             yield select_rows(batch, rows)
 
-    def score(
-        self, model: Any, micro_batch: MicroBatch, *, with_routing: bool = False
-    ) -> TokenScores:
+    def score(self, model: Any, micro_batch: MicroBatch) -> TokenScores:
         """Score the distinct rows of a micro-batch, (U, T), with a gradient.
 
-        `model` is the policy or the reference, wrapped or not; `with_routing` adds the routing of
-        a mixture of experts with a router loss.
+        `model` is the policy or the reference, wrapped or not.
         """
+        unwrapped, rows = self.accelerator.unwrap_model(model), micro_batch.forwarded
         with self.accelerator.autocast():
-            if not (with_routing and self.balances_experts):
-                return self._score_rows(model, micro_batch.forwarded)
-            body = body_of(self.accelerator.unwrap_model(model))
-            with record_router_logits(body) as recorded:
-                scores = self._score_rows(model, micro_batch.forwarded)
-            top_k = body.config.get_text_config().num_experts_per_tok
-            return scores._replace(routing=routing_at(recorded[-1], scores.before, top_k))
+            if not self.is_sharded and can_share(unwrapped):
+                width = rows["completion_ids"].size(1)
+                groups = find_groups(rows["prompt_ids"], rows["prompt_mask"], width)
+                if groups is not None:
+                    return forward_shared(model, body_of(unwrapped), rows, groups)
+            return forward_rows(model, rows)
 
     def logprobs(self, model: Any, batch: Batch, *, is_training: bool) -> torch.Tensor:
         """Return the log-probability of each completion token, (B, T), without a gradient."""
@@ -123,9 +117,7 @@ class Scorer:
         Returns:
             ``old_per_token_logps`` where the weights may differ from those that sampled,
             ``importance_sampling_ratio`` for another inference engine, ``ref_per_token_logps``
-            with a reference; each (B, T). For a mixture of experts ``router_weights`` of tokens
-            in the router loss, (B, T), and in every row ``expert_load``, (B, 1, E): see
-            `agent_trainers.batching.mixture`.
+            with a reference; each (B, T).
         """
         args, fixed, is_training = self.args, {}, policy.training
         needs_correction = args.use_vllm and args.vllm_importance_sampling_correction
@@ -145,13 +137,6 @@ class Scorer:
                     fixed["ref_per_token_logps"] = self.logprobs(
                         reference, batch, is_training=is_training
                     )
-            if self.balances_experts:
-                weights = self.processes.normalise(batch["tool_mask"].float())
-                load = self._expert_load(
-                    policy, {**batch, "router_weights": weights}, is_training=is_training
-                )
-                fixed["router_weights"] = weights
-                fixed["expert_load"] = load.repeat(len(weights), 1, 1)
         return fixed
 
     def evaluate_logprobs(self, policy: Any, batch: Batch) -> torch.Tensor:
@@ -219,27 +204,6 @@ class Scorer:
         options = self.args.gradient_checkpointing_kwargs
         with without_dropout(policy), disable_gradient_checkpointing(policy, options):
             yield
-
-    def _score_rows(self, model: Any, rows: Batch) -> TokenScores:
-        unwrapped = self.accelerator.unwrap_model(model)
-        groups = None
-        if not self.is_sharded and can_share(unwrapped):
-            width = rows["completion_ids"].size(1)
-            groups = find_groups(rows["prompt_ids"], rows["prompt_mask"], width)
-        if groups is None:
-            return forward_rows(model, rows)
-        return forward_shared(model, body_of(unwrapped), rows, groups)
-
-    @torch.no_grad()
-    def _expert_load(self, policy: Any, batch: Batch, *, is_training: bool) -> torch.Tensor:
-        """Return the share of the batch's trained tokens that each expert is chosen for, (E,)."""
-        load = torch.zeros(1, device=self.accelerator.device)
-        for micro_batch in self.micro_batches(batch, is_training=is_training):
-            routing = self.score(policy, micro_batch, with_routing=True).routing
-            assert routing is not None
-            choices = micro_batch.expand(routing.choices)
-            load = load + (choices * micro_batch["router_weights"][..., None]).sum(dim=(0, 1))
-        return self.processes.all_reduce(load)
 
     def _importance_ratio(self, old: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Return training over sampling probability of each token, shape (B, T), as TRL does.

@@ -1,9 +1,7 @@
 """Training log: metrics of batches and steps in TRL's ``log``, and checks that end a run."""
 
-from collections.abc import Mapping, MutableSequence, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from agent_envs.errors import ConfigurationError
 from agent_trainers.batching.micro_batch import MicroBatch
@@ -12,7 +10,6 @@ from agent_trainers.monitoring.episode_statistics import trainer_metrics
 from agent_trainers.monitoring.faults import EPISODE_FAULTS, FaultWatch, count_faults
 from agent_trainers.trainers.batch_builder import BuiltBatch
 from agent_trainers.trainers.scorer import DRIFT
-from agent_trainers.trajectory import Trajectory
 
 
 class TrainingLog:
@@ -69,8 +66,6 @@ class TrainingLog:
         for name, value in {**metrics, **batch.credit.metrics}.items():
             own[name].append(value)
         own["num_tokens"] = [self._trainer.state.num_input_tokens_seen]
-        if self._trainer.log_completions:
-            self._add_texts(self._trainer._logs, batch)
         failed = [
             (EPISODE_FAULTS[t.stop_reason], t.error)
             for t in trajectories
@@ -107,24 +102,3 @@ class TrainingLog:
                 "see the same tokens or weights. Compare chat template, tokenizer and precision of "
                 "both, and the weights of the server; or raise max_logprob_drift."
             )
-
-    def _add_texts(self, texts: Mapping[str, Any], batch: BuiltBatch) -> None:
-        own = [_as_conversation(t) for t in batch.record.trajectories]
-        pairs = self._processes.all_gather_objects(own)
-        texts["prompt"].extend(prompt for prompt, _ in pairs)
-        texts["completion"].extend(completion for _, completion in pairs)
-        texts["advantages"].extend(
-            float(np.mean(a)) if len(a) else 0.0 for a in batch.credit.advantages
-        )
-        rewards: Mapping[str, MutableSequence[float]] = texts["rewards"]
-        for name in sorted({name for episode in batch.episodes for name in episode.reward_terms}):
-            rewards[name].extend(e.reward_terms.get(name, 0.0) for e in batch.episodes)
-
-
-def _as_conversation(trajectory: Trajectory) -> tuple[list[Any], list[Any]]:
-    """Return prompt and completion messages for TRL's completion log."""
-    if not trajectory.transitions:
-        return [], []
-    first, last = trajectory.transitions[0], trajectory.transitions[-1]
-    later = last.messages[len(first.messages) :]
-    return list(first.messages), [*later, {"role": "assistant", "content": last.action}]

@@ -167,7 +167,7 @@ def test_trained_tokens_are_the_sampled_ones_with_their_log_probabilities(make_t
 
 
 @pytest.mark.parametrize("changes", [
-    {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 1, "log_completions": True,
+    {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 1,
      "gradient_checkpointing": True, "bf16": True},
     {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "num_iterations": 2,
      "loss_type": "cispo", "epsilon_high": 5.0, "scale_rewards": "none"},

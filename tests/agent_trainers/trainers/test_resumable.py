@@ -21,7 +21,7 @@ ID = "AgentR1/SyntheticMultiHop-v0"
 BUFFER = {"per_device_train_batch_size": 4, "steps_per_generation": 2, "num_iterations": 2}
 CASES = {
     "a log line every 3 steps, a second epoch, a moving reference, a watch and a schedule": {
-        "logging_steps": 3, "log_completions": True, "beta": 0.1, "sync_ref_model": True,
+        "logging_steps": 3, "beta": 0.1, "sync_ref_model": True,
         "ref_model_sync_steps": 2, "ref_model_mixup_alpha": 0.5,
         "train_dataset": Dataset.from_dict({"task": list(range(5))}),
         "reward_schedules": '{"new_gold_passage": {"kind": "adaptive", "target": 0.01}}',
@@ -81,7 +81,6 @@ def assert_same(one, other):
     assert_same_history(other, one)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # pandas, which TRL writes tables with
 @pytest.mark.parametrize("case", CASES)
 def test_a_resumed_run_ends_bitwise_like_the_whole_run(tmp_path, case):
     whole = make_trainer(tmp_path / "run", **CASES[case])
