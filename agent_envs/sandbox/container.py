@@ -50,7 +50,7 @@ class PlainLauncher:
     def start(
         self, channels: Sequence[int], control: socket.socket, limits: Limits
     ) -> Callable[[], object]:
-        """Start a supervisor (see `Launcher`)."""
+        """Start a supervisor (see `launching.Start`)."""
         del limits  # the supervisor sets them
         folder = tempfile.mkdtemp(prefix="agent-envs-scratch-")
         environment = {**ENVIRONMENT, "HOME": folder, "TMPDIR": folder}
@@ -137,7 +137,7 @@ class ContainerLauncher(PlainLauncher):
     def start(
         self, channels: Sequence[int], control: socket.socket, limits: Limits
     ) -> Callable[[], object]:
-        """Start a container (see `Launcher`)."""
+        """Start a container (see `launching.Start`)."""
         name = f"agent-envs-{uuid.uuid4().hex}"
         end = self._start(channels, control, self._command(name, limits))
         return lambda: end() or _succeeds([self._engine, "rm", "--force", name])

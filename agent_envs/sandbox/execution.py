@@ -12,7 +12,7 @@ from typing import Any, Final, Self, TypeAlias
 
 from agent_envs.errors import SandboxError
 from agent_envs.sandbox.folder import Folder
-from agent_envs.sandbox.launching import Launcher
+from agent_envs.sandbox.launching import Start
 from agent_envs.sandbox.results import Limits, Result
 
 _GRACE_SECONDS: Final = 15.0
@@ -31,13 +31,13 @@ class Execution:
     """A program from its start to its end; a context manager that ends it."""
 
     def __init__(
-        self, launcher: Launcher, mode: str, source: str, limits: Limits,
+        self, start: Start, mode: str, source: str, limits: Limits,
         channels: Sequence[int] = (), *, files: Files | None = None, collect_files: bool = False,
     ) -> None:  # fmt: skip
         """Start a program.
 
         Args:
-            launcher: Starts the supervisor.
+            start: Starts the supervisor.
             mode: See `program.run`.
             source: The program.
             limits: Its limits.
@@ -48,7 +48,7 @@ class Execution:
         Raises:
             ConfigurationError: If a path of `files` leads out of the directory.
         """
-        self._launcher = launcher  # keep it alive as long as its program
+        self._start = start  # keep it alive as long as its program
         self._limits = limits
         self._bytes_left = (limits.scratch_mb << 20) + _REPORT_BYTES
         self._has_started = self._has_ended = self._is_late = False
@@ -59,7 +59,7 @@ class Execution:
         self._control, control = socket.socketpair()
         try:
             folder = files if isinstance(files, Folder) else Folder.of(files) if files else None
-            self._clean_up = launcher.start(channels, control, limits)
+            self._clean_up = start(channels, control, limits)
         except BaseException:
             self._control.close()
             raise

@@ -121,6 +121,7 @@ def serve(channel: TextIO, namespace: dict[str, Any]) -> None:
         return value
 
     tags = {**PLAIN_TAGS, "object": make}
+    sys.set_int_max_str_digits(0)  # of integers in messages
     with contextlib.suppress(EOFError):
         while True:
             send(channel, _answer(receive(channel), namespace, tags))
@@ -155,6 +156,7 @@ def run_tests(source: str, channel: TextIO, namespace: dict[str, Any]) -> dict[s
         namespace: Where to run the tests.
     """
     tests, names, helpers = json.loads(source)
+    sys.set_int_max_str_digits(0)  # of integers in messages
     linecache.cache["tests.py"] = (len(tests), None, tests.splitlines(keepends=True), "tests.py")
     program: Program | None = None
     reason, message = "passed", ""

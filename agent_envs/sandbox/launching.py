@@ -1,4 +1,4 @@
-"""Launchers of programs: their protocol, and how our modules get into a sandbox.
+"""How programs are started, and how our modules get into a sandbox.
 
 Modules are sent as text over standard input. So a sandbox needs no file of ours, and neither the
 command line nor a traceback shows where this package is installed.
@@ -12,9 +12,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, TypeAlias
 
-from agent_envs.sandbox.results import Level, Limits
+from agent_envs.sandbox.results import Limits
 
 BOOTSTRAP: Final = """
 import json, os, sys
@@ -47,30 +47,12 @@ _PACKAGE: Final = "agent_envs.sandbox"
 _MODULES: Final = ("values", "judging", "program", "archive", "usage", "supervisor")
 
 
-class Launcher(Protocol):
-    """Starts programs at one level of isolation."""
+Start: TypeAlias = Callable[[Sequence[int], socket.socket, Limits], Callable[[], object]]
+"""Start a supervisor, which takes its request from a socket; return a function that cleans up.
 
-    level: Level
-
-    def start(
-        self, channels: Sequence[int], control: socket.socket, limits: Limits
-    ) -> Callable[[], object]:
-        """Start a supervisor that takes its request from `control`.
-
-        Args:
-            channels: The program's descriptors after standard error.
-            control: The supervisor's end of the connection.
-            limits: Limits of the program.
-
-        Returns:
-            A function to call after the program has ended, to clean up.
-
-        Raises:
-            SandboxError: If it cannot be started.
-        """
-
-    def close(self) -> None:
-        """End everything that still runs, or at least start nothing more."""
+Besides its end of that socket it gets the program's descriptors after standard error, and the
+limits of the program. It raises `SandboxError` if the supervisor cannot be started.
+"""
 
 
 def python_command() -> list[str]:

@@ -1,5 +1,6 @@
 """`Sandbox`: run programs, keep sessions, and judge programs by tests."""
 
+import contextlib
 import json
 import socket
 import threading
@@ -11,11 +12,11 @@ from agent_envs.core.lookup import lookup
 from agent_envs.errors import ConfigurationError
 from agent_envs.sandbox.container import ContainerLauncher, PlainLauncher
 from agent_envs.sandbox.execution import Execution, Files
-from agent_envs.sandbox.launching import Launcher
+from agent_envs.sandbox.launching import Start
 from agent_envs.sandbox.results import Level, Limits, Result, Status, Verdict
 from agent_envs.sandbox.strong import StrongLauncher
 
-LAUNCHERS: Final[Mapping[str, Callable[..., Launcher]]] = {
+LAUNCHERS: Final[Mapping[str, Callable[..., Any]]] = {
     "strong": StrongLauncher,
     "container": ContainerLauncher,
     "limits": PlainLauncher,
@@ -48,14 +49,11 @@ def open_sandbox(level: Level = "strong", *, image: str | None = None) -> "Sandb
 class Sandbox:
     """Runs untrusted programs, each in an empty scratch directory; safe to use from threads."""
 
-    def __init__(self, launcher: Launcher) -> None:
+    def __init__(self, launcher: Any) -> None:
         """Run programs with `launcher`; see `open_sandbox`."""
         self._launcher = launcher
-
-    @property
-    def level(self) -> Level:
+        self.level: Level = launcher.level
         """The level of isolation in force."""
-        return self._launcher.level
 
     def run_python(
         self,
@@ -97,7 +95,7 @@ class Sandbox:
         Args:
             limits: Limits of each call; a call that exceeds one ends the session.
         """
-        return Session(self._launcher, limits or Limits())
+        return Session(self._launcher.start, limits or Limits())
 
     def check_python(
         self,
@@ -137,18 +135,17 @@ class Sandbox:
         """
         limits = limits or Limits()
         to_program, to_tests = socket.socketpair()
-        ours, verdict = socket.socketpair()
         given = json.dumps([tests, names and list(names), helpers])
         # Tests wait for the program most of the time, and must outlive it to report its end.
         longer = Limits(
             wall_seconds=limits.longest_seconds + 2.0, cpu_seconds=limits.cpu_seconds + 2.0
         )
-        ends, test_ends = [to_program.detach()], [to_tests.detach(), verdict.detach()]
-        with ours, Execution(self._launcher, "serve", program, limits, ends) as tested:
-            with Execution(self._launcher, "check", given, longer, test_ends) as testing:
-                testing.finish()
+        ends, test_ends = [to_program.detach()], [to_tests.detach()]
+        with Execution(self._launcher.start, "serve", program, limits, ends) as tested:
+            with Execution(self._launcher.start, "check", given, longer, test_ends) as testing:
+                tests_result = testing.finish()
             tested.stop()
-            return _judge(tested.finish(), _read_verdict(ours))
+            return _judge(tested.finish(), tests_result)
 
     def close(self) -> None:
         """End every program and session."""
@@ -164,21 +161,21 @@ class Sandbox:
 
     def _run(self, mode: str, source: str, limits: Limits | None, **options: Any) -> Result:
         given = limits or Limits()
-        with Execution(self._launcher, mode, source, given, **options) as execution:
+        with Execution(self._launcher.start, mode, source, given, **options) as execution:
             return execution.finish()
 
 
 class Session:
     """A Python that keeps its variables between calls, with the limits counted per call."""
 
-    def __init__(self, launcher: Launcher, limits: Limits) -> None:
+    def __init__(self, start: Start, limits: Limits) -> None:
         """Start it; see `Sandbox.session`."""
         self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair()
         self.is_closed = False
         """Whether it has ended: by `close`, by a limit, or because the program ended it."""
         try:
-            self._execution = Execution(launcher, "session", "", limits, [theirs.detach()])
+            self._execution = Execution(start, "session", "", limits, [theirs.detach()])
         except BaseException:
             self._socket.close()
             raise
@@ -235,17 +232,11 @@ class Session:
             self._execution.__exit__()
 
 
-def _read_verdict(ours: socket.socket) -> Verdict | None:
-    """Return the verdict of the tests; None if they could not finish."""
-    ours.settimeout(0)
-    try:
-        return Verdict(**json.loads(ours.recv(1 << 16)))
-    except (OSError, ValueError, TypeError):
-        return None
-
-
-def _judge(program: Result, verdict: Verdict | None) -> Verdict:
-    """Combine the verdict of the tests with the end of the program."""
+def _judge(program: Result, tests: Result) -> Verdict:
+    """Combine the verdict of the tests, their last line, with the end of the program."""
+    verdict = None
+    with contextlib.suppress(ValueError, TypeError, IndexError):
+        verdict = Verdict(**json.loads(tests.stdout.splitlines()[-1]))
     if verdict is not None and verdict.reason in ("passed", "failed"):
         return verdict
     if program.status == "timeout":

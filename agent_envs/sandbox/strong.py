@@ -117,7 +117,7 @@ class StrongLauncher:
     def start(
         self, channels: Sequence[int], control: socket.socket, limits: Limits
     ) -> Callable[[], object]:
-        """Let the zygote fork (see `Launcher`)."""
+        """Let the zygote fork (see `launching.Start`)."""
         del limits  # the supervisor sets them
         passed = [control.fileno(), *channels]
         with self._lock:
@@ -148,7 +148,7 @@ class StrongLauncher:
         with tempfile.NamedTemporaryFile(prefix="agent-envs-canary-") as canary:
             source, limits = f"CANARY = {canary.name!r}\n{PROBE}", Limits(wall_seconds=20.0)
             try:
-                with Execution(self, "python", source, limits) as probe:
+                with Execution(self.start, "python", source, limits) as probe:
                     result = probe.finish()
             except SandboxError as error:
                 raise _unavailable(str(error)) from None

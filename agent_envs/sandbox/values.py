@@ -15,37 +15,23 @@ _MAX_MESSAGE_CHARS: Final = 64 << 20
 Tags: TypeAlias = Mapping[str, Callable[[Any], Any]]
 
 
-def _integers(parts: list[str]) -> list[int]:
-    return [int(part, 16) for part in parts]
-
-
-def _complex(parts: list[str]) -> complex:
-    return complex(*map(float.fromhex, parts))
-
-
 def _decimal(text: str) -> Any:
     import decimal
 
     return decimal.Decimal(text + "")
 
 
-def _fraction(parts: list[str]) -> Any:
+def _fraction(parts: list[int]) -> Any:
     import fractions
 
-    return fractions.Fraction(*_integers(parts))
+    return fractions.Fraction(*parts)
 
 
 _KINDS: Final[Mapping[str, tuple[type, Callable[[Any], Any] | None, Callable[[Any], Any]]]] = {
-    "int": (int, hex, lambda text: int(text, 16)),
-    "float": (float, float.hex, float.fromhex),
-    "complex": (complex, lambda value: [value.real.hex(), value.imag.hex()], _complex),
+    "complex": (complex, lambda value: [value.real, value.imag], lambda parts: complex(*parts)),
     "bytes": (bytes, bytes.hex, bytes.fromhex),
     "bytearray": (bytearray, bytearray.hex, bytearray.fromhex),
-    "range": (
-        range,
-        lambda value: [hex(value.start), hex(value.stop), hex(value.step)],
-        lambda parts: range(*_integers(parts)),
-    ),
+    "range": (range, lambda v: [v.start, v.stop, v.step], lambda parts: range(*parts)),
     "dict": (dict, None, dict),
     "tuple": (tuple, None, tuple),
     "set": (set, None, set),
@@ -58,7 +44,8 @@ _KINDS: Final[Mapping[str, tuple[type, Callable[[Any], Any] | None, Callable[[An
 }
 """Tag -> type, how to write a value (None: its items, encoded), and how to read it."""
 _TYPES: Final = {
-    kind.__name__: kind for kind in (bool, str, list, *(k for k, *_ in _KINDS.values()))
+    kind.__name__: kind
+    for kind in (bool, int, float, str, list, *(row[0] for row in _KINDS.values()))
 }
 
 
@@ -71,21 +58,22 @@ def encode(value: Any, other: Callable[[Any], Any]) -> Any:
     """
     if value is None or value is True or value is False:
         return value
-    if isinstance(value, str):
-        return str(value)
+    for plain in (str, int, float):
+        if isinstance(value, plain):
+            return plain(value)
     if isinstance(value, list):
         return [encode(item, other) for item in value]
     for tag, (kind, write, _) in _KINDS.items():
         if isinstance(value, kind):
             items: Any = value.items() if isinstance(value, dict) else value
             return {tag: write(value) if write else [encode(item, other) for item in items]}
-    if isinstance(value, type) and _TYPES.get(value.__name__) is value:
+    kind, name = type(value), type(value).__name__
+    if kind is type and _TYPES.get(value.__name__) is value:
         return {"type": value.__name__}
-    name = type(value).__name__  # of modules that few programs import
-    if name == "Decimal" and type(value).__module__ == "decimal":
+    if name == "Decimal" and kind.__module__ == "decimal":  # of modules that few programs import
         return {name: str(value)}
-    if name == "Fraction" and type(value).__module__ == "fractions":
-        return {name: [hex(value.numerator), hex(value.denominator)]}
+    if name == "Fraction" and kind.__module__ == "fractions":
+        return {name: [value.numerator, value.denominator]}
     return other(value)
 
 
@@ -99,8 +87,10 @@ def decode(data: Any, tags: Tags) -> Any:
     Raises:
         ValueError: If `data` is not what `encode` writes.
     """
-    if data is None or isinstance(data, bool | str):
+    if data is None or isinstance(data, bool | str | int):
         return data
+    if isinstance(data, float):
+        return tags["float"](data)
     if isinstance(data, list):
         return [decode(item, tags) for item in data]
     try:
@@ -148,8 +138,7 @@ class Opaque:
         return f"<{self._name} of the program>"
 
 
-def _float(text: str) -> float:
-    number = float.fromhex(text)
+def _float(number: float) -> float:
     if math.isnan(number):
         raise NotANumberError
     return Infinity(number) if math.isinf(number) else number
@@ -167,15 +156,16 @@ def _finite(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 PLAIN_TAGS: Final[Tags] = {
     **{tag: read for tag, (_, _, read) in _KINDS.items()},
+    "float": float,
     "Decimal": _decimal,
     "Fraction": _fraction,
     "type": _TYPES.__getitem__,
 }
-"""How to read what has a tag."""
+"""How to read what has a tag, and floats."""
 HOSTILE_TAGS: Final[Tags] = {
     **PLAIN_TAGS,
     "float": _float,
-    "complex": _finite(_complex),
+    "complex": _finite(PLAIN_TAGS["complex"]),
     "Decimal": _finite(_decimal),
     "opaque": Opaque,
 }
