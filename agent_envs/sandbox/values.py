@@ -67,12 +67,12 @@ def encode(value: Any, other: Callable[[Any], Any]) -> Any:
         if isinstance(value, kind):
             items: Any = value.items() if isinstance(value, dict) else value
             return {tag: write(value) if write else [encode(item, other) for item in items]}
-    kind, name = type(value), type(value).__name__
-    if kind is type and _TYPES.get(value.__name__) is value:
+    own, name = type(value), type(value).__name__
+    if own is type and _TYPES.get(value.__name__) is value:
         return {"type": value.__name__}
-    if name == "Decimal" and kind.__module__ == "decimal":  # of modules that few programs import
+    if name == "Decimal" and own.__module__ == "decimal":  # of modules that few programs import
         return {name: str(value)}
-    if name == "Fraction" and kind.__module__ == "fractions":
+    if name == "Fraction" and own.__module__ == "fractions":
         return {name: [value.numerator, value.denominator]}
     return other(value)
 

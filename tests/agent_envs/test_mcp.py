@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import gymnasium as gym
 import pytest
@@ -175,23 +176,9 @@ def test_the_official_client_solves_a_task_over_stdio_and_http():
         anyio.run(refused_without_a_session, url)
 
 
-@pytest.mark.filterwarnings("default")
-def test_waiting_calls_of_one_session_do_not_block_others():
-    mcp = needs_mcp()
+def test_waiting_calls_of_one_session_do_not_block_others(monkeypatch):
+    needs_mcp()
     import anyio
-    import uvicorn
-
-    class GatedEnv(QuestionEnv):
-        def __init__(self, **kwargs):
-            super().__init__(tools=[wait], **kwargs)
-
-    class CountingServer(served_module.EnvironmentServer):
-        num_found = 0
-
-        async def _find(self, context):
-            session = await super()._find(context)
-            self.num_found += 1
-            return session
 
     gate = threading.Event()
 
@@ -201,36 +188,26 @@ def test_waiting_calls_of_one_session_do_not_block_others():
         assert gate.wait(60)
         return "done"
 
-    async def play(url):
-        async with mcp.Client(url) as slow, mcp.Client(url) as other:
-            async with anyio.create_task_group() as group:
-                with anyio.fail_after(60):
-                    await slow.call_tool(BEGIN)
-                    for _ in range(60):  # more than anyio's 40 threads
-                        group.start_soon(slow.call_tool, "wait", {})
-                    while served.num_found < 40:
-                        await anyio.sleep(0.01)
-                    await anyio.sleep(0.1)
-                    assert not (await other.call_tool(BEGIN)).is_error
-                    gate.set()
-            assert (await other.call_tool(ANSWER, {"answer": "x"})).content[0].text == OVER_TEXT
+    env = QuestionEnv(tools=[wait], tool_format="openai")
+    monkeypatch.setattr(gym, "make", lambda *_, **__: env)
 
-    gym.register("Tests/Gated-v0", GatedEnv, max_episode_steps=100)
-    served = CountingServer("Tests/Gated-v0", {}, seed=0, log=None)
-    app = served.build(over_http=True).streamable_http_app(host="127.0.0.1")
-    config = uvicorn.Config(app, port=0, log_level="warning")
-    server, listening = uvicorn.Server(config), config.bind_socket()
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-    thread.start()
-    try:
-        anyio.run(play, f"http://127.0.0.1:{listening.getsockname()[1]}/mcp")
-    finally:
-        gate.set()
-        server.should_exit = True
-        thread.join()
-        listening.close()
-        served.close()
-        gym.registry.pop("Tests/Gated-v0")
+    async def call(key, name):
+        request = SimpleNamespace(headers={"mcp-session-id": key})
+        asked = SimpleNamespace(name=name, arguments={})
+        return await served._call_tool(SimpleNamespace(request=request), asked)
+
+    async def play():
+        async with anyio.create_task_group() as group:
+            for _ in range(60):  # more than anyio's 40 threads
+                group.start_soon(call, "slow", "wait")
+            await anyio.sleep(0.2)
+            with anyio.fail_after(60):
+                assert not (await call("other", BEGIN)).is_error
+            gate.set()
+
+    served = served_module.EnvironmentServer("Tests/Gated-v0", {}, seed=0, log=None)
+    served.build(over_http=True)
+    anyio.run(play)
 
 
 @pytest.mark.filterwarnings("default")

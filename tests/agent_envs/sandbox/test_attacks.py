@@ -229,6 +229,7 @@ def test_a_program_cannot_reach_or_change(sandbox, wanted, tmp_path):
 
 
 ENDED = {
+    "a fork bomb of the shell": "os.execv('/bin/sh', ['sh', '-c', 'b() { b | b & }; b; sleep 5'])",
     "a fork bomb": "while True:\n    try: os.fork()\n    except OSError: pass",
     "a memory flood": "data = bytearray(10**9)",
     "a memory flood over many processes": """
@@ -270,17 +271,11 @@ while True:
 @pytest.mark.parametrize("attack", ENDED)
 def test_a_limit_ends(sandbox, attack):
     started = time.monotonic()
-    limits = Limits(wall_seconds=3, cpu_seconds=1, memory_mb=100, processes=12)
+    limits = Limits(wall_seconds=1.5, cpu_seconds=0.7, memory_mb=100, processes=12)
     status = run(sandbox, ENDED[attack], limits).status
     expected = "memory" if "memory" in attack else "timeout" if attack == "sleep" else "limit"
     assert expected in status or (expected == "limit" and status == "timeout")
     assert time.monotonic() - started < 20  # ten times the limit and more, without a bound
-    assert sandbox.run_python("print(1)").stdout == "1\n"
-
-
-def test_a_fork_bomb_of_the_shell_ends_with_its_program(sandbox, quick):
-    result = sandbox.run_shell("b() { b | b & }; b; sleep 5", limits=quick)
-    assert result.status != "ok"
     assert sandbox.run_python("print(1)").stdout == "1\n"
 
 
@@ -428,23 +423,6 @@ def test_no_two_programs_share_a_namespace(sandbox):
         second = eval(sandbox.run_python(source).stdout)
     own = [str(Path(f"/proc/self/ns/{kind}").readlink()) for kind in kinds]
     assert all(len({*names}) == 3 for names in zip(first, second, own, strict=True))
-
-
-def test_concurrent_programs_do_not_see_each_other(sandbox):
-    results = {}
-
-    def start(name):
-        results[name] = sandbox.run_python(
-            f"import os, time\nopen('{name}', 'w')\ntime.sleep(0.2)\n"
-            "print(sorted(os.listdir('.')), len([n for n in os.listdir('/proc') if n.isdigit()]))"
-        ).stdout
-
-    threads = [threading.Thread(target=start, args=(name,)) for name in "abcd"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == {name: f"['{name}'] 1\n" for name in "abcd"}
 
 
 def test_one_program_leaves_nothing_for_the_next(sandbox):

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_envs.sandbox import Limits
@@ -16,7 +16,7 @@ from agent_envs.sandbox.values import HOSTILE_TAGS, PLAIN_TAGS, decode, encode
 GOOD = "def double(x):\n    return 2 * x\n"
 BAD = "def double(x):\n    return 0\n"
 TESTS = "assert double(2) == 4\nassert double('ab') == 'abab'\n"
-QUICK = Limits(wall_seconds=5, cpu_seconds=2, memory_mb=128, processes=16)
+QUICK = Limits(wall_seconds=2.5, cpu_seconds=1.5, memory_mb=128, processes=16)
 
 
 def test_the_verdict_says_which_test_failed(sandbox):
@@ -228,6 +228,7 @@ json_data = st.recursive(
 )
 
 
+@settings(max_examples=40, deadline=None)
 @given(value=plain_values)
 def test_plain_values_cross_unchanged(value):
     back = decode(json.loads(json.dumps(encode(value, refuse))), PLAIN_TAGS)
@@ -235,6 +236,7 @@ def test_plain_values_cross_unchanged(value):
     assert repr(back) == repr(value) or isinstance(value, (set, frozenset, dict, list, tuple))
 
 
+@settings(max_examples=60, deadline=None)
 @given(data=json_data)
 def test_hostile_data_is_a_value_or_a_value_error(data):
     with contextlib.suppress(ValueError):
@@ -307,7 +309,7 @@ def test_what_tests_use_besides_the_entry_point_comes_from_the_reference(sandbox
 
 
 def test_waiting_for_a_processor_costs_a_program_no_time(sandbox):
-    limits = Limits(wall_seconds=2, cpu_seconds=20)
+    limits = Limits(wall_seconds=1, cpu_seconds=20)
     work = "import time\ndef f(seconds):\n    while time.process_time() < seconds: pass\n"
     idle = "import time\ndef f(seconds): time.sleep(30)"
     # Each in a session of its own, which is what a kernel may share its processors among.
@@ -316,9 +318,9 @@ def test_waiting_for_a_processor_costs_a_program_no_time(sandbox):
         for _ in range(4 * len(os.sched_getaffinity(0)))
     ]
     try:
-        verdict = sandbox.check_python(work, "f(1.4)", limits=limits)
+        verdict = sandbox.check_python(work, "f(0.7)", limits=limits)
         assert verdict.passed, verdict
-        assert sandbox.check_python(idle, "f(1.4)", limits=limits).reason == "timeout"
+        assert sandbox.check_python(idle, "f(0.7)", limits=limits).reason == "timeout"
     finally:
         for burner in burners:
             burner.kill()

@@ -34,11 +34,6 @@ memory.buf[0] = 1
 memory.close()
 memory.unlink()
 #---
-import concurrent.futures, multiprocessing
-context = multiprocessing.get_context("fork")
-with concurrent.futures.ProcessPoolExecutor(2, mp_context=context) as pool:
-    assert list(pool.map(abs, [-1, -2])) == [1, 2]
-#---
 import sqlite3
 connection = sqlite3.connect("x.db")
 connection.execute("create table t(a)")
@@ -108,16 +103,6 @@ os.set_blocking(source, False), os.eventfd(0), os.pidfd_open(os.getpid()), os.ur
 with open("file", "rb") as one, open("copy", "wb") as two:
     os.sendfile(two.fileno(), one.fileno(), 0, 2)
     os.copy_file_range(one.fileno(), two.fileno(), 1)
-#---
-import getpass, platform, pwd, secrets, time, uuid
-time.sleep(0.001), time.clock_gettime(time.CLOCK_MONOTONIC), time.localtime(), time.thread_time()
-getpass.getuser(), pwd.getpwuid(65534), platform.platform(), uuid.uuid1(), secrets.token_hex()
-#---
-import cProfile, ctypes, faulthandler, html, logging, shelve, ssl, tracemalloc, unittest
-import xml.etree.ElementTree
-faulthandler.enable(), tracemalloc.start(), cProfile.run("1+1", "profile")
-with shelve.open("shelf") as shelf: shelf["a"] = 1
-logging.FileHandler("log").emit(logging.makeLogRecord({}))
 """.split("#---\n")
 
 SHELL = r"""

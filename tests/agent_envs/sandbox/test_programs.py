@@ -17,7 +17,7 @@ from agent_envs.sandbox import Limits, open_sandbox
 from tests.agent_envs.sandbox.conftest import processes_below
 
 
-def test_a_program_reads_input_and_files_and_leaves_files(sandbox):
+def test_a_program_reads_files_and_leaves_files(sandbox):
     result = sandbox.run_python(
         "data = open('in/a.txt').read()\nopen('b.bin', 'wb').write(b'\\xff')\nprint(data)",
         files={"in/a.txt": "given"},
@@ -25,9 +25,6 @@ def test_a_program_reads_input_and_files_and_leaves_files(sandbox):
     )
     assert (result.status, result.exit_code, result.stdout) == ("ok", 0, "given\n")
     assert result.files == {"in/a.txt": b"given", "b.bin": b"\xff"}
-
-
-def test_a_shell_script_runs_in_the_scratch_directory(sandbox):
     script = "cat a.txt && printf 'a\\377b' >&2 && exit 3"
     result = sandbox.run_shell(script, files={"a.txt": "text\n"})
     assert (result.status, result.exit_code) == ("error", 3)
@@ -37,7 +34,6 @@ def test_a_shell_script_runs_in_the_scratch_directory(sandbox):
 @pytest.mark.parametrize(
     ("source", "exit_code", "stderr"),
     [
-        ("import sys; sys.exit(3)", 3, ""),
         ("import sys; sys.exit('bad')", 1, "bad\n"),
         ("import os; os._exit(4)", 4, ""),
         ("import os; os.kill(os.getpid(), 9)", -9, ""),
@@ -47,37 +43,9 @@ def test_a_shell_script_runs_in_the_scratch_directory(sandbox):
 def test_the_exit_code_is_the_programs(sandbox, source, exit_code, stderr):
     result = sandbox.run_python(source)
     assert (result.exit_code, result.stderr) == (exit_code, stderr)
-
-
-def test_a_traceback_shows_the_program_and_nothing_of_ours(sandbox):
-    result = sandbox.run_python("def f():\n    return 1 / 0\nf()")
-    assert result.status == "error"
-    assert result.stderr == (
-        "Traceback (most recent call last):\n"
-        '  File "main.py", line 3, in <module>\n'
-        "    f()\n"
-        '  File "main.py", line 2, in f\n'
-        "    return 1 / 0\n"
-        "           ~~^~~\n"
-        "ZeroDivisionError: division by zero\n"
-    )
-
-
-def test_threads_and_processes_work(sandbox):
-    result = sandbox.run_python(
-        """
-import concurrent.futures, multiprocessing, subprocess, tempfile, asyncio
-if __name__ == "__main__":
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        print(sum(pool.map(abs, range(-4, 0))))
-    with multiprocessing.get_context("fork").Pool(2) as pool:
-        print(pool.map(abs, [-1, -2]))
-    print(subprocess.run(["echo", "hi"], capture_output=True, text=True).stdout)
-    print(tempfile.gettempdir())
-    print(asyncio.run(asyncio.sleep(0, "slept")))
-"""
-    )
-    assert result.stdout.split() == ["10", "[1,", "2]", "hi", "/scratch", "slept"]
+    error = sandbox.run_python("def f(): 1 / 0\nf()").stderr
+    assert "line 1, in f" in error
+    assert "agent_envs" not in error  # nothing of ours
 
 
 @pytest.mark.parametrize("wrong", [{"wall_seconds": 0}, {"processes": -1}, {"memory_mb": 8}])
@@ -86,13 +54,7 @@ def test_limits_that_nothing_can_run_under_are_refused(wrong):
         Limits(**wrong)
 
 
-@settings(max_examples=30, deadline=None)
-@given(text=st.text(max_size=200))
-def test_any_text_comes_back_as_it_was_printed(sandbox, text):
-    assert sandbox.run_python(f"print({text!r}, end='')").stdout == text
-
-
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(source=st.text(alphabet=st.characters(), max_size=60))
 def test_no_program_text_breaks_the_sandbox(sandbox, source):
     quick = Limits(wall_seconds=2)
@@ -127,7 +89,7 @@ def test_a_session_keeps_its_state_and_survives_exceptions(sandbox):
     ],
 )
 def test_a_call_that_ends_the_session_says_so(sandbox, source, status):
-    limits = Limits(wall_seconds=2, cpu_seconds=0.2, output_chars=5_000)
+    limits = Limits(wall_seconds=1, cpu_seconds=0.2, output_chars=5_000)
     with sandbox.session(limits) as session:
         assert session.run("x = 1").status == "ok"
         assert session.run(source).status == status
@@ -156,24 +118,10 @@ def test_a_session_stands_still_between_its_calls(sandbox):
         assert int(session.run("n").stdout) < 250
 
 
-def test_threads_may_share_a_sandbox(sandbox):
-    results = {}
-
-    def run(number):
-        results[number] = [sandbox.run_python(f"print({number})").stdout for _ in range(4)]
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == {number: [f"{number}\n"] * 4 for number in range(6)}
-
-
 def test_many_runs_leave_no_process_no_file_and_no_descriptor(sandbox, leaves_nothing):
-    for number in range(30):
+    for number in range(12):
         sandbox.run_shell("sleep 100 & echo x > left; mkdir -p a/b")
-        if number % 10 == 0:
+        if number % 6 == 0:
             sandbox.check_python("def f(): return 1", "assert f() == 1")
             sandbox.session().close()
     leaves_nothing()
