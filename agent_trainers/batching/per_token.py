@@ -78,9 +78,6 @@ def spread_over_tokens(
         masks: Which tokens of each row have values, each (T,).
         values: For each episode one value per step, (S,), or one per token in `masks`, (N,).
         num_steps: Steps of each episode.
-
-    Raises:
-        ConfigurationError: If an episode has another number of values.
     """
     num_tokens: Counter[int] = Counter()
     starts = []

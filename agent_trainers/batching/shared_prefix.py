@@ -75,17 +75,24 @@ def without_router_loss(model: Any) -> dict[str, bool]:
     return {"output_router_logits": False} if hasattr(config, "output_router_logits") else {}
 
 
-def can_share(model: Any) -> bool:
-    """Return whether an unwrapped causal model can continue from a cache with a gradient."""
-    config = model.config.get_text_config()
+def has_plain_attention(config: Any) -> bool:
+    """Return whether a text model has full attention with an explicit mask in all layers."""
     kinds = getattr(config, "layer_types", None) or ["full_attention"]
     return (
         set(kinds) == {"full_attention"}
         and not getattr(config, "sliding_window", None)
         and config._attn_implementation in ("sdpa", "eager")
+        and not config.is_encoder_decoder
+    )
+
+
+def can_share(model: Any) -> bool:
+    """Return whether an unwrapped causal model can continue from a cache with a gradient."""
+    config = model.config.get_text_config()
+    return (
+        has_plain_attention(config)
         and not getattr(config, "attention_dropout", 0.0)  # each row would have had its own
         and not getattr(model, "is_gradient_checkpointing", False)  # it keeps no keys and values
-        and not config.is_encoder_decoder
     )
 
 

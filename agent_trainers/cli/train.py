@@ -97,7 +97,7 @@ def run(arguments: Sequence[str], requests: StopRequests | None = None) -> int: 
     folder = Path(config.output_dir)
     if options.dry_run:
         config.report_to, config.save_strategy, config.push_to_hub = [], "no", False
-        config.disable_tqdm, config.log_completions = True, False
+        config.disable_tqdm = True
         trainer, _ = make_trainer(options, config, source)
         dry_run(
             trainer,

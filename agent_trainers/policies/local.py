@@ -197,9 +197,6 @@ def vllm_policy(
 
     `temperature` 0 is greedy decoding. vLLM reserves memory for a sequence of `max_model_len`
     tokens, by default the context length of the model.
-
-    Raises:
-        MissingExtraError: If vLLM is not installed.
     """
     require_extra("vllm", "The backend vllm", "vllm")
     from vllm import LLM, SamplingParams
@@ -273,10 +270,6 @@ class VLLMServerPolicy(TokenPolicy):
             max_concurrency: Concurrent requests at most.
             timeout_seconds: Timeout of one completion.
             connection: ``api_key_env``, ``max_retries``: see `ServerClient`.
-
-        Raises:
-            MissingExtraError: If the library ``openai`` is not installed.
-            ServerError: If there is no server, or it is not vLLM.
         """
         self.max_concurrency, connection["timeout_seconds"] = max_concurrency, timeout_seconds
         self._client = ServerClient(

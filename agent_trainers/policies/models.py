@@ -34,12 +34,7 @@ def cache_folder() -> Path:
 
 
 def check_model(name: str) -> None:
-    """Check that a name can be that of a model, without access to the hub.
-
-    Raises:
-        ConfigurationError: If it is a path without a model, not a valid name on the hub, or not in
-            the hub's cache in offline mode.
-    """
+    """Check that a name can be that of a model, without access to the hub."""
     path = Path(name)
     if name and path.is_dir():
         if not any((path / config).is_file() for config in _CONFIGS):
@@ -65,12 +60,7 @@ def check_model(name: str) -> None:
 
 
 def find_model(name: str) -> str:
-    """Return the name or folder that transformers can load; a GGUF file is converted.
-
-    Raises:
-        MissingExtraError: If the name is a GGUF file and ``gguf`` is not installed.
-        ConfigurationError: If the name is invalid (`check_model`) or the file cannot be read.
-    """
+    """Return the name or folder that transformers can load; a GGUF file is converted."""
     check_model(name)
     path = Path(name)
     if path.suffix != ".gguf" or path.is_dir():
@@ -84,10 +74,6 @@ def dequantise(path: Path, folder: Path) -> Path:
     """Write the float32 weights and the tokenizer of a GGUF file to `folder`; return it.
 
     An existing folder is left unchanged.
-
-    Raises:
-        MissingExtraError: If the library ``gguf`` is not installed.
-        ConfigurationError: If transformers cannot read the file, or the folder cannot be made.
     """
     if folder.exists():
         return folder
@@ -121,11 +107,7 @@ def dequantise(path: Path, folder: Path) -> Path:
 
 
 def load_tokenizer(name: str) -> Any:
-    """Load the tokenizer of a model, with padding on the left.
-
-    Raises:
-        ConfigurationError: If it cannot be loaded.
-    """
+    """Load the tokenizer of a model, with padding on the left."""
     from transformers import AutoTokenizer
 
     try:
@@ -135,11 +117,7 @@ def load_tokenizer(name: str) -> Any:
 
 
 def load_model(name: str, dtype: str = "auto") -> Any:
-    """Load a causal language model with weights of `dtype`, ``"auto"`` for the saved one.
-
-    Raises:
-        ConfigurationError: If it cannot be loaded.
-    """
+    """Load a causal language model with weights of `dtype`, ``"auto"`` for the saved one."""
     from transformers import AutoModelForCausalLM
 
     try:

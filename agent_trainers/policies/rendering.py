@@ -48,11 +48,7 @@ class ChatRenderer:
         tokenizer: PreTrainedTokenizerBase,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        """Use the chat template of `tokenizer`, with options such as ``enable_thinking``.
-
-        Raises:
-            ConfigurationError: If the tokenizer has no chat template.
-        """
+        """Use the chat template of `tokenizer`, with options such as ``enable_thinking``."""
         if tokenizer.chat_template is None:
             raise ConfigurationError(
                 f"The tokenizer {tokenizer.name_or_path!r} has no chat template. Use an "
@@ -83,11 +79,7 @@ class ChatRenderer:
         return len(self._encode_new_state(_key(messages, tools)))
 
     def check_tools(self, tools: Sequence[dict[str, Any]]) -> None:
-        """Check that the template shows the model its tools.
-
-        Raises:
-            ConfigurationError: If it renders the same with and without them.
-        """
+        """Check that the template shows the model its tools."""
         if tools and not self.shows_tools(tools):
             raise ConfigurationError(
                 f"The chat template of {self.tokenizer.name_or_path!r} ignores tools, so the model "
@@ -104,11 +96,7 @@ class ChatRenderer:
         return [*self.note_ids(text), self._end_of_turn]
 
     def message_ids(self, messages: Sequence[Message], tools: Schemas) -> list[int]:
-        """Return the tokens of the last message, a turn of the model with structured calls.
-
-        Raises:
-            ConfigurationError: If the template does not append it to the messages before.
-        """
+        """Return the tokens of the last message, a turn of the model with structured calls."""
         guarded, schemas = self._guard(messages), self.control_tokens.guard(tools)
         return self.control_tokens.encode(
             self._last_turn(messages, tools), self._last_turn(guarded, schemas)
@@ -120,11 +108,7 @@ class ChatRenderer:
         return self.control_tokens.encode(clean(text), marked)
 
     def end_of_state(self, prompt_ids: Sequence[int]) -> int | None:
-        """Return the index at which the user's message before the model's turn ends, if any.
-
-        Raises:
-            ConfigurationError: If the template ends a user's message with plain text.
-        """
+        """Return the index at which the user's message before the model's turn ends, if any."""
         end = self._end_of_message
         return max((i for i, id in enumerate(prompt_ids) if id == end), default=None)
 

@@ -62,10 +62,6 @@ class ServerClient:
             timeout_seconds: Timeout of one request.
             max_retries: Retries after a failed connection, a timeout, or status 408, 409, 429, 500
                 and above.
-
-        Raises:
-            MissingExtraError: If the library ``openai`` is not installed.
-            ConfigurationError: If `api_key_env` is not set, or `max_concurrency` is below 1.
         """
         require_extra("openai", "A served model", "openai")
         import openai
@@ -92,12 +88,7 @@ class ServerClient:
             return list(pool.map(function, items))
 
     def call(self, create: Callable[..., Result], **body: Any) -> Result:
-        """Send a request by `create`, a method of `api`.
-
-        Raises:
-            PromptTooLongError: If the server rejects the prompt as too long.
-            ServerError: If the server fails after all retries, or rejects the request.
-        """
+        """Send a request by `create`, a method of `api`."""
         import openai
 
         try:
@@ -165,11 +156,6 @@ class OpenAIPolicy(Policy):
                 well-known families. In messages they are broken up by a blank, since the server
                 would take them for the chat template's (see `break_control_strings`).
             connection: ``api_key_env``, ``timeout_seconds``, ``max_retries``: see `ServerClient`.
-
-        Raises:
-            MissingExtraError: If the library ``openai`` is not installed.
-            UnknownNameError: If there is no such tool format.
-            ConfigurationError: If the variable is not set, or a number is out of range.
         """
         if isinstance(tool_format, str):
             tool_format = lookup(TOOL_FORMATS, tool_format, kind="tool format")
@@ -186,11 +172,7 @@ class OpenAIPolicy(Policy):
         )
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
-        """Return one generation per request, in order; thread-safe.
-
-        Raises:
-            ServerError: If the server fails after all retries, or rejects a request.
-        """
+        """Return one generation per request, in order; thread-safe."""
         return self._client.map(self._turn, requests)
 
     def close(self) -> None:

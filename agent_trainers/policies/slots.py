@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from agent_trainers.batching.micro_batch import pack
-from agent_trainers.batching.shared_prefix import without_router_loss
+from agent_trainers.batching.shared_prefix import has_plain_attention, without_router_loss
 from agent_trainers.policies.policy import (
     Generation,
     GenerationRequest,
@@ -44,17 +44,11 @@ def can_serve(model: Any, settings: SamplingSettings) -> bool:
     batches by ``model.generate``.
     """
     config = model.config.get_text_config()
-    kinds = getattr(config, "layer_types", None) or ["full_attention"]
-    has_rotary_positions = any(
-        getattr(config, name, None) for name in ("rope_parameters", "rope_theta")
-    )
+    names = ("rope_parameters", "rope_theta")
     return (
-        set(kinds) == {"full_attention"}
-        and has_rotary_positions
-        and not getattr(config, "sliding_window", None)
-        and config._attn_implementation in ("sdpa", "eager")
+        has_plain_attention(config)
+        and any(getattr(config, name, None) for name in names)
         and not getattr(model, "_is_stateful", False)
-        and not config.is_encoder_decoder
         and settings.repetition_penalty == 1.0
     )
 
@@ -66,15 +60,15 @@ class SlotCache:
     four-dimensional mask unchanged.
     """
 
+    is_compileable = False
+
     def __init__(self) -> None:
         """Start empty; the first states determine the shapes."""
         self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._slots = torch.zeros(0, dtype=torch.long)
         self._read: slice | torch.Tensor = slice(0)
         self._positions = torch.zeros(0, 0, dtype=torch.long)
-        self._width = 0
-        self.num_slots = self.capacity = 0
-        self.is_compileable = False
+        self._width = self.num_slots = self.capacity = 0
 
     def reserve(self, num_slots: int, capacity: int) -> None:
         """Grow to this size, keeping the content."""
@@ -83,7 +77,10 @@ class SlotCache:
         self.num_slots = max(num_slots, self.num_slots)
         self.capacity = max(-(-capacity // _GROWTH) * _GROWTH, self.capacity)
         for layer, stored in self._layers.items():
-            self._layers[layer] = (self._grown(stored[0]), self._grown(stored[1]))
+            grown = [self._empty(tensor) for tensor in stored]
+            for new, old in zip(grown, stored, strict=True):
+                new[: old.size(0), :, : old.size(2)] = old
+            self._layers[layer] = (grown[0], grown[1])
 
     def set_write_positions(
         self, slots: Sequence[int], positions: torch.Tensor, width: int
@@ -118,13 +115,7 @@ class SlotCache:
         return 0
 
     def _empty(self, like: torch.Tensor) -> torch.Tensor:
-        _, heads, _, size = like.shape
-        return like.new_zeros(self.num_slots, heads, self.capacity, size)
-
-    def _grown(self, old: torch.Tensor) -> torch.Tensor:
-        new = old.new_zeros(self.num_slots, old.size(1), self.capacity, old.size(3))
-        new[: old.size(0), :, : old.size(2)] = old
-        return new
+        return like.new_zeros(self.num_slots, like.size(1), self.capacity, like.size(3))
 
 
 @dataclass(slots=True)
@@ -158,15 +149,7 @@ class SlotStream(GenerationStream):
         *,
         max_slots: int,
     ) -> None:
-        """Enter the model's context, which lasts for one rollout.
-
-        Args:
-            model_context: Returns a context manager that yields the model for generation.
-            prompt: Returns the tokens of a request; None if they do not fit.
-            finish: Returns the action for prompt tokens and their completion.
-            settings: Sampling parameters.
-            max_slots: Episodes at the same time.
-        """
+        """Enter the model's context, which lasts for one rollout."""
         super().__init__()
         self._context = ExitStack()
         self._model = self._context.enter_context(model_context())
@@ -236,22 +219,24 @@ class SlotStream(GenerationStream):
             uniforms = None
             if self._settings.temperature > 0:
                 uniforms = request.rng.random(self._settings.max_new_tokens)
-            known = min(_common_prefix(tokens, prompt), len(prompt) - 1)
+            pairs = enumerate(zip(tokens, prompt, strict=False))
+            known = next((i for i, (a, b) in pairs if a != b), min(len(tokens), len(prompt)))
             self._stored[key] = (slot, prompt)
-            self._prefilling[key] = _Turn(slot, prompt, uniforms, known, request.is_over)
+            self._prefilling[key] = _Turn(
+                slot, prompt, uniforms, min(known, len(prompt) - 1), request.is_over
+            )
         return ready
 
     def _prefill(self) -> None:
         """Store keys and values of new states; equal first states are computed once."""
+        turns = list(self._prefilling.values())
         equal: dict[tuple[int, ...], list[_Turn]] = {}
-        new: list[_Turn] = []
-        for turn in self._prefilling.values():
+        for turn in turns:
             if turn.num_missing > 0 and turn.num_stored == 0:
                 equal.setdefault(tuple(turn.prompt), []).append(turn)
-            elif turn.num_missing > 0:
-                new.append(turn)
+        new = [turn for turn in turns if turn.num_missing > 0 and turn.num_stored > 0]
         new += [group[0] for group in equal.values()]
-        longest = max(len(turn.prompt) for turn in self._prefilling.values())
+        longest = max(len(turn.prompt) for turn in turns)
         num_slots = max(slot for slot, _ in self._stored.values()) + 1
         self._cache.reserve(num_slots, longest + self._settings.max_new_tokens + 1)
         for batch in pack(
@@ -260,10 +245,9 @@ class SlotStream(GenerationStream):
             max_rows=len(new),
             max_tokens=_PREFILL_TOKENS,
         ):
-            turns = [new[i] for i in batch]
-            starts = [turn.num_stored for turn in turns]
-            tokens = [turn.prompt[turn.num_stored : -1] for turn in turns]
-            self._forward([turn.slot for turn in turns], starts, tokens)
+            some = [new[i] for i in batch]
+            tokens = [turn.prompt[turn.num_stored : -1] for turn in some]
+            self._forward([t.slot for t in some], [t.num_stored for t in some], tokens)
         for first, *others in equal.values():
             if others:
                 length = len(first.prompt) - 1
@@ -304,18 +288,18 @@ class SlotStream(GenerationStream):
     ) -> torch.Tensor:
         """Run tokens from positions `starts` of their slots on; return logits (B, 1, V)."""
         device, dtype = self._model.device, self._model.dtype
-        lengths = [len(ids) for ids in tokens]
-        longest = max(lengths)
+        longest = max(map(len, tokens))
         pad, trash = self._settings.pad_token_id, self._cache.capacity - 1
         input_ids = [[*ids, *[pad] * (longest - len(ids))] for ids in tokens]
+        ends = [start + len(ids) for start, ids in zip(starts, tokens, strict=True)]
         positions = torch.tensor(  # (B, T); padding goes to the last, unused position
             [
-                [*range(start, start + length), *[trash] * (longest - length)]
-                for start, length in zip(starts, lengths, strict=True)
+                [*range(start, end), *[trash] * (longest - end + start)]
+                for start, end in zip(starts, ends, strict=True)
             ],
             device=device,
         )
-        width = max(start + length for start, length in zip(starts, lengths, strict=True))
+        width = max(ends)
         self._cache.set_write_positions(slots, positions, width)
         is_hidden = torch.arange(width, device=device) > positions[:, None, :, None]
         mask = torch.zeros(is_hidden.shape, dtype=dtype, device=device)  # (B, 1, T, width)
@@ -338,17 +322,11 @@ class SlotStream(GenerationStream):
             is_ended = turn.token_ids[-1] in self._settings.eos_token_ids or (
                 turn.is_over is not None and turn.is_over(turn.token_ids)
             )
-            if not is_ended and len(turn.token_ids) < self._settings.max_new_tokens:
-                continue
-            del self._decoding[key]
-            # The last token has no keys and values yet.
-            self._stored[key] = (turn.slot, [*turn.prompt, *turn.token_ids[:-1]])
-            logprobs = np.array(turn.logprobs, np.float32)
-            completion = Completion(token_ids=turn.token_ids, logprobs=logprobs)
-            ready.append((key, self._finish(turn.prompt, completion)))
+            if is_ended or len(turn.token_ids) >= self._settings.max_new_tokens:
+                del self._decoding[key]
+                # The last token has no keys and values yet.
+                self._stored[key] = (turn.slot, [*turn.prompt, *turn.token_ids[:-1]])
+                logprobs = np.array(turn.logprobs, np.float32)
+                completion = Completion(token_ids=turn.token_ids, logprobs=logprobs)
+                ready.append((key, self._finish(turn.prompt, completion)))
         return ready
-
-
-def _common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))

@@ -87,11 +87,7 @@ class ProgramSource:
         self.tools: Schemas = None
 
     def demonstrate(self, tasks: Sequence[int]) -> list[Trajectory]:
-        """Return the successful episodes of the oracle.
-
-        Raises:
-            ConfigurationError: If there is none; with the first error.
-        """
+        """Return the successful episodes of the oracle."""
 
         def act(request: GenerationRequest) -> str:
             self.tools = request.tools
@@ -136,9 +132,6 @@ def make_tiny_policy(
 
     Returns:
         Success on held-out tasks, sampled at temperature 1.
-
-    Raises:
-        ConfigurationError: If no demonstration succeeds.
     """
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)

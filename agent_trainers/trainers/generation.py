@@ -46,11 +46,7 @@ class TrainerGenerator:
         """Largest accepted drift of log-probabilities; None where it is not comparable."""
 
     def make_policy(self, tools: Schemas) -> TokenPolicy:
-        """Make the policy of rollouts; `tools` are those that the chat template describes.
-
-        Raises:
-            ConfigurationError: If the model has no room, or does not see its tools.
-        """
+        """Make the policy of rollouts; `tools` are those that the chat template describes."""
         args = self._args
         renderer = ChatRenderer(self.tokenizer, args.chat_template_kwargs or {})
         if tools:

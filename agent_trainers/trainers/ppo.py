@@ -273,9 +273,6 @@ class CriticModel(nn.Module):
 
         From a folder with a critic it loads that: the head with its own body, or with the model of
         the folder. Otherwise all values start at 0.
-
-        Raises:
-            ConfigurationError: If it cannot be loaded.
         """
         super().__init__()
         path = Path(name) / CRITIC_FILE

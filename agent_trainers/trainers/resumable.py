@@ -39,11 +39,7 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
     _started = 0.0
 
     def last_checkpoint(self) -> str | None:
-        """Return the newest undamaged checkpoint in the output folder, if any; collective.
-
-        Raises:
-            CheckpointError: If all of them are damaged.
-        """
+        """Return the newest undamaged checkpoint in the output folder, if any; collective."""
         found: list[Any] = [None]
         if self.accelerator.is_main_process:  # checksums take time
             found = [checkpoints.find_checkpoint(Path(self.args.output_dir))]
@@ -64,11 +60,7 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
         return self._seconds_before + (time.perf_counter() - self._started if self._started else 0)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **options: Any) -> Any:
-        """Train; with `resume_from_checkpoint` True, from the newest undamaged checkpoint.
-
-        Raises:
-            CheckpointError: If a checkpoint is missing, damaged or cannot be written.
-        """
+        """Train; with `resume_from_checkpoint` True, from the newest undamaged checkpoint."""
         if resume_from_checkpoint is True:
             resume_from_checkpoint = self.last_checkpoint()
             if resume_from_checkpoint is None:
@@ -111,9 +103,6 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
         """Write a checkpoint, put it in its place, and only then delete an old one.
 
         Relies on: called on every process; rotation and upload act inside.
-
-        Raises:
-            CheckpointError: If it cannot be written; the last one stays.
         """
         folder = Path(self._get_output_dir(trial))
         name = f"checkpoint-{self.state.global_step}"
@@ -163,11 +152,7 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
             self.accelerator.unwrap_model(self.ref_model).load_state_dict(load_file(reference))
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the model so that a reader finds complete files only, the weights last.
-
-        Raises:
-            CheckpointError: If it cannot be written.
-        """
+        """Save the model so that a reader finds complete files only, the weights last."""
         if _internal_call:
             super().save_model(output_dir, _internal_call=True)
             return

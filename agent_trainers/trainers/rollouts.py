@@ -70,14 +70,7 @@ class TrainerRollouts:
         step: tuple[int, int],
         reward_factors: Mapping[str, float] | None = None,
     ) -> CollectedBatch:
-        """Collect one episode per row of the dataset; collective.
-
-        Args:
-            inputs: This process's rows; with a sampler only their number counts.
-            mode: ``"train"`` or ``"eval"``.
-            step: Optimiser step, and micro-batch in it.
-            reward_factors: Current factor of each scheduled reward term.
-        """
+        """Collect one episode per row of the dataset; collective."""
         factors, size, self._seconds = reward_factors or {}, self._group_sizes[mode], 0.0
         counts = self._processes.all_gather(len(inputs))
         first = sum(counts[: self._processes.index])
@@ -107,12 +100,6 @@ class TrainerRollouts:
 
         Seeds depend on the place in the run, not on the process, so any number of processes runs
         the same episodes, and a resumed run continues with those of the unbroken run.
-
-        Args:
-            row: ``task``, and the name ``env`` where there are several environments.
-            number: Number of the episode in the batch of all processes.
-            mode: ``"train"`` or ``"eval"``.
-            step: Optimiser step, and micro-batch in it.
         """
         is_training = mode == "train"
         place = step if is_training else (0, 0)

@@ -33,9 +33,6 @@ def supervised_dataset(
 
     Steps that extend each other share a row, as in reinforcement learning. Rows longer than
     `max_length` are left out: a truncated row would teach to stop early.
-
-    Raises:
-        DataError: If no row is left.
     """
     rows = [row for i, t in enumerate(trajectories) for row in make_rows(t, i)]
     data = [

@@ -22,14 +22,7 @@ class TrainingLog:
         env_names: Sequence[str],
         evaluated: EvaluatedEnvironments | None,
     ) -> None:
-        """Write into the log of `trainer`.
-
-        Args:
-            trainer: A `StepGRPOTrainer` with its parts.
-            outcome_terms: Reward terms that are outcomes.
-            env_names: Environments of training, where there are several.
-            evaluated: Environments of evaluation, where there are several.
-        """
+        """Write into the log of `trainer`."""
         self._trainer, self._processes = trainer, trainer.processes
         self._means, self._metrics = trainer.means, trainer._metrics
         self._outcome_terms, self._env_names, self.evaluated = outcome_terms, env_names, evaluated
@@ -41,9 +34,6 @@ class TrainingLog:
         """Log the statistics of a batch and the factors of its reward terms; collective.
 
         `step` is the optimiser step of the batch.
-
-        Raises:
-            RolloutError: If most episodes fail.
         """
         trajectories, advantages = batch.record.trajectories, batch.credit.advantages
         own = self._metrics[mode]
@@ -86,11 +76,7 @@ class TrainingLog:
         self._means.add("sampling/staleness", staleness)
 
     def write_means(self, mode: str) -> None:
-        """Log the means since the last call; collective.
-
-        Raises:
-            ConfigurationError: If log-probabilities drift too far.
-        """
+        """Log the means since the last call; collective."""
         means = self._means.gather()
         for name, value in means.items():
             self._metrics[mode][name].append(value)

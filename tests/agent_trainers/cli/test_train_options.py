@@ -52,7 +52,7 @@ WRONG = {
          "--eval_envs does nothing with --num_eval_tasks 0"),
         (["--env_kwargs", "{hops: 2}"], "--env_kwargs is not valid JSON"),
         (["--eval_env_kwargs", "[1]"], "--eval_env_kwargs must be a JSON object"),
-        (["--model", "./nowhere"], "Model './nowhere': there is no such folder"),
+        (["--model", "./nowhere"], "Model ./nowhere: there is no such folder"),
         (["--model", "none.gguf"], "Model none.gguf: there is no such file"),
         (["--output_dir", "finished"], "contains a finished run", "--resume", "--overwrite"),
         (["--output_dir", "stopped"], "contains a run that was stopped"),

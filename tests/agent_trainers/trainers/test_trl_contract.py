@@ -32,7 +32,6 @@ OVERRIDDEN = {
     "_save_checkpoint": "model trial",
     "_save_rng_state": "output_dir",
     "_set_signature_columns_if_needed": "",
-    "create_model_card": "model_name dataset_name tags",
     "create_optimizer": "model",
     "evaluate": "eval_dataset ignore_keys metric_key_prefix",
     "save_model": "output_dir _internal_call",
