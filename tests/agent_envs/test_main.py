@@ -79,20 +79,17 @@ def test_the_new_environment_passes_the_kit_and_its_own_tests(tmp_path):
     assert "2 passed" in run(tmp_path, "pytest", "-q", "-p", "no:cacheprovider").stdout
 
 
-def test_a_failed_check_is_a_line_and_the_exit_code(tmp_path):
+def test_a_failed_check_is_a_line_and_the_exit_code(tmp_path, monkeypatch, capsys):
     module, _ = write_template("slip_env", tmp_path)
     text = module.read_text(encoding="utf-8")
     marker = "    def reference_actions(self)"
-    assert marker in text
-    wrong = (
-        f"{marker} -> list[str]:\n        return [self.write_answer('no')]\n\n    def unused(self)"
-    )
+    wrong = f"{marker}:\n        return [self.write_answer('no')]\n\n    def unused(self)"
     module.write_text(text.replace(marker, wrong), encoding="utf-8")
-    result = run(tmp_path, "agent_envs", "check", "slip_env:SlipEnv-v0", "--episodes", "1",
-                 "--seed", "5")  # fmt: skip
-    assert result.returncode == 1
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(SystemExit, match="1"):
+        main(["check", "slip_env:SlipEnv-v0", "--episodes", "1", "--seed", "5"])
     assert "FAIL reference actions: seed 5: after the reference actions success=0.0" in (
-        result.stdout.splitlines()
+        capsys.readouterr().out
     )
 
 
@@ -111,27 +108,17 @@ def test_the_documentation_shows_the_template(tmp_path):
     ("arguments", "message"),
     [
         (["new", "my-env"], "'my-env' cannot name a module"),
-        (["new", "MyEnv"], "cannot name a module"),
-        (["new", "class"], "cannot name a module"),
         (["new", "json"], "There is a module json already"),
         (["check", "no_such_module:Own-v0"], "No module named 'no_such_module'"),
         (["check", "AgentR1/SyntheticTable-v0", "--env_kwargs", '{"steps": 9}'], "not 9"),
         (["play", "AgentR1/Nothing-v0"], "Environment `Nothing` doesn't exist"),
         (["play", "CartPole-v1", "--env_kwargs", "{}"], "not an environment with tools"),
         (["serve", ID, "--host", "0.0.0.0"], "admits other machines. Set AGENT_ENVS_TOKEN"),
-        (["serve", ID, "--host", "::"], "admits other machines"),
-        (["serve", ID, "--host", "node-3"], "admits other machines"),
         (["serve", ID, "--max_sessions", "0"], "--max_sessions (0)"),
         (["serve", "AgentR1/SyntheticMultiHap-v0"], "Did you mean: `SyntheticMultiHop`"),
-        *[
-            ([command, ID, "--env_kwargs", value], message)
-            for command in ("play", "check", "serve")
-            for value, message in [
-                ("[]", "must be a JSON object"),
-                ("{", "--env_kwargs is not valid JSON"),
-                ('{"hop": 1}', "unexpected keyword argument 'hop'"),
-            ]
-        ],
+        (["play", ID, "--env_kwargs", "[]"], "must be a JSON object"),
+        (["check", ID, "--env_kwargs", "{"], "--env_kwargs is not valid JSON"),
+        (["serve", ID, "--env_kwargs", '{"hop": 1}'], "unexpected keyword argument 'hop'"),
     ],
 )
 def test_wrong_arguments_are_an_error_of_one_line(arguments, message, tmp_path, monkeypatch):

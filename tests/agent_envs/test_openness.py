@@ -8,7 +8,6 @@ import gymnasium as gym
 import pytest
 
 from agent_envs import (
-    ConfigurationError,
     DataError,
     DatasetEnv,
     DatasetSpec,
@@ -17,9 +16,7 @@ from agent_envs import (
     Task,
     ToolEnv,
     ToolFormat,
-    UnknownNameError,
     text_field,
-    tool,
 )
 from agent_envs.retrieval import Hit, Passage
 
@@ -67,21 +64,6 @@ def test_custom_tool_format():
     assert env.step(answer)[4]["metrics"]["success"] == 1.0
 
 
-def task_and_last_turn(history):
-    return [*history.initial, *(history.turns[-1] if history.turns else ())]
-
-
-def test_custom_context():
-    env = gym.make(ID, context=task_and_last_turn)
-    env.reset(seed=0)
-    env.step("hm")
-    info = env.step("hm")[4]
-    assert [message["role"] for message in info["messages"]] == [
-        "system", "user", "assistant", "user",
-    ]  # fmt: skip
-    assert info["context"]["num_dropped"] == 2
-
-
 class Shelf:
     """Finds passages whose title is a word of the query."""
 
@@ -103,22 +85,6 @@ def test_custom_retriever(data_files):
     env = gym.make("AgentR1/HotpotQA-v0", data=data_files["AgentR1/HotpotQA-v0"], retriever=shelf)
     env.reset(seed=0)
     assert env.step(env.unwrapped.write_call("search", query="in Oslo"))[0] == "[1] Oslo\nA city."
-
-
-@tool
-def shout(text: str) -> str:
-    """Shout.
-
-    Args:
-        text: What to shout.
-    """
-    return text.upper()
-
-
-def test_custom_tool():
-    env = gym.make(ID, tools=[shout])
-    env.reset(seed=0)
-    assert env.step(env.unwrapped.write_call("shout", text="hey"))[0] == "HEY"
 
 
 def read_capital(row, index):
@@ -149,20 +115,6 @@ def test_custom_data_set(tmp_path):
     assert env.step("<answer>Oslo</answer>")[1:3] == (1.0, True)
     with pytest.raises(DataError, match=r"pass data= with a file\. A row needs 'country'"):
         CapitalsEnv()
-
-
-def is_short(env, event):
-    """Return 1 for a first action of at most 40 characters."""
-    return float(env.num_turns == 1 and len(event.action.answer or "") <= 40)
-
-
-def test_custom_reward_term():
-    env = gym.make(ID, rewards={"exact_match": 1.0, "short": (is_short, 0.1)})
-    env.reset(seed=0)
-    _, reward, *_, info = env.step("<answer>Oslo</answer>")
-    assert info["reward_terms"] == {"exact_match": 0.0, "short": 0.1}
-    assert reward == 0.1
-    assert env.unwrapped.reward_weights == {"exact_match": 1.0, "short": 0.1}
 
 
 class Quiz(ToolEnv):
@@ -220,50 +172,3 @@ def test_on_answer_must_not_return_a_verdict():
     env.reset(seed=0)
     with pytest.raises(TypeError, match=r"Judging\.on_answer returned False; it must return None"):
         env.step("<answer>3</answer>")
-
-
-def test_an_empty_subclass_says_what_is_missing():
-    class Empty(ToolEnv):
-        """Nothing."""
-
-    with pytest.raises(NotImplementedError, match=r"Empty must define get_task\(self, index\)"):
-        Empty().reset(seed=0)
-    with pytest.raises(NotImplementedError, match=r"Empty does not define reference_actions"):
-        Empty().reference_actions()
-
-
-def test_zero_tasks_are_an_error():
-    class NoTasks(Quiz):
-        num_tasks = 0
-
-    with pytest.raises(ConfigurationError, match=r"NoTasks\.num_tasks is 0"):
-        NoTasks().reset(seed=0)
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "error", "message"),
-    [
-        ({"rewards": {"short": (is_short, "much")}}, ConfigurationError, "a function and a number"),
-        ({"rewards": {"short": is_short}}, UnknownNameError, "Unknown reward term 'short'"),
-        ({"tool_format": Line}, UnknownNameError, "Unknown tool format"),
-        ({"context": 3}, ConfigurationError, "a name, a name with options, or a callable"),
-        ({"id": "AgentR1/HotpotQA-v0", "retriever": 3}, ConfigurationError, "with search"),
-    ],
-)
-def test_a_wrong_object_is_named(kwargs, error, message):
-    with pytest.raises(error, match=message):
-        gym.make(**{"id": ID, **kwargs})
-
-
-def test_a_spec_of_names_is_json():
-    kwargs = {"tool_format": "tags", "context": {"name": "window", "turns": 2},
-              "rewards": {"exact_match": 1.0}}  # fmt: skip
-    spec = gym.make(ID, **kwargs).spec
-    assert json.loads(spec.to_json())["kwargs"] == kwargs
-    assert gym.make(gym.envs.registration.EnvSpec.from_json(spec.to_json())).spec == spec
-
-
-def test_a_spec_of_objects_makes_the_same_environment():
-    env = gym.make(ID, tool_format=Line(), context=task_and_last_turn, tools=[shout])
-    again = gym.make(env.spec)
-    assert again.reset(seed=7)[1] == env.reset(seed=7)[1]

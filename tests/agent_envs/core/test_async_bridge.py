@@ -1,5 +1,4 @@
 import asyncio
-import contextvars
 import multiprocessing
 import os
 import sys
@@ -8,34 +7,12 @@ import time
 
 import pytest
 
-from agent_envs.core.async_bridge import CallSession, Worker, call_with_deadline, resolve
+from agent_envs.core.async_bridge import CallSession, call_with_deadline, resolve
 from agent_envs.core.tool import tool
 
 
 async def running_loop():
     return asyncio.get_running_loop()
-
-
-def in_threads(count, function):
-    results = []
-    threads = [threading.Thread(target=lambda: results.append(function())) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
-
-
-def test_awaitables_of_all_threads_run_concurrently_in_one_loop():
-    async def wait():
-        await asyncio.sleep(0.3)
-        return asyncio.get_running_loop()
-
-    assert resolve(3) == 3
-    started = time.monotonic()
-    loops = in_threads(20, lambda: resolve(wait()))
-    assert time.monotonic() - started < 3  # one after the other would take 6 s
-    assert set(loops) == {resolve(running_loop())}
 
 
 def test_an_awaitable_is_cancelled_after_its_timeout():
@@ -125,22 +102,6 @@ def test_code_on_the_loop_can_wait_for_async_code():
     assert asyncio.run(inner()) == "4"
 
 
-def test_async_tools_share_objects_bound_to_a_loop():
-    gates = []
-
-    @tool
-    async def meet() -> str:
-        """Wait for the others."""
-        gates.append(asyncio.Event())
-        if len(gates) == 4:
-            for gate in gates:
-                gate.set()
-        await gates[-1].wait()
-        return "met"
-
-    assert in_threads(4, lambda: meet.run().content) == ["met"] * 4
-
-
 def test_calls_run_concurrently_and_are_reported_as_they_end():
     session = CallSession()
     for key, seconds in ((0, 0.3), (1, 0.01), (2, 0.1)):
@@ -150,14 +111,6 @@ def test_calls_run_concurrently_and_are_reported_as_they_end():
         reported += [(outcome.key, outcome.value) for outcome in session.wait(1.0)]
     assert reported == [(1, 0.01), (2, 0.1), (0, 0.3)]
     assert session.wait(5.0) == []  # nothing to wait for
-
-
-def test_an_exit_is_the_outcome_of_its_call():
-    session = CallSession()
-    session.submit(0, lambda: sys.exit(3))
-    (outcome,) = session.wait(5.0)
-    assert isinstance(outcome.error, SystemExit)
-    assert outcome.value is None
 
 
 def test_a_call_that_hangs_is_abandoned_after_its_own_timeout():
@@ -185,39 +138,6 @@ def test_a_call_that_ended_in_time_counts_even_if_polled_late():
     time.sleep(0.3)  # as long as a policy may take to generate
     (outcome,) = session.wait(1.0)
     assert outcome.value == "done"
-
-
-def test_successive_calls_share_threads_but_no_context():
-    seen = contextvars.ContextVar("seen", default="nothing")
-    threads = set()
-
-    def call():
-        threads.add(threading.current_thread())
-        before = seen.get()
-        seen.set("the last call")
-        return before
-
-    for _ in range(20):
-        assert call_with_deadline(call, 5.0) == "nothing"
-    assert len(threads) < 10
-
-
-def test_a_hanging_thread_delays_no_other_call():
-    gate = threading.Event()
-    for _ in range(3):
-        with pytest.raises(TimeoutError, match=r"within 0\.02 seconds"):
-            call_with_deadline(gate.wait, 0.02)
-    assert call_with_deadline(lambda: "done", 5.0) == "done"
-    gate.set()
-
-
-def test_a_worker_runs_everything_in_one_thread_until_it_is_stopped():
-    worker = Worker()
-    futures = [worker.submit(threading.current_thread) for _ in range(3)]
-    (thread,) = {future.result(5.0) for future in futures}
-    worker.stop()
-    thread.join(5.0)
-    assert not thread.is_alive()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks here")

@@ -24,12 +24,6 @@ def history(num_turns, result="r" * 100, summaries=None):
     return History(initial, turns, count, summaries={} if summaries is None else summaries)
 
 
-def test_full_shows_everything():
-    view = make_context("full")(history(3))
-    assert len(view.messages) == 7
-    assert view.reason is None
-
-
 def test_window_shows_the_task_and_the_last_turns():
     view = make_context({"name": "window", "turns": 2})(history(5))
     assert [m["content"] for m in view.messages if m["role"] == "assistant"] == ["a3", "a4"]
@@ -38,27 +32,12 @@ def test_window_shows_the_task_and_the_last_turns():
     assert view.reason == "window: the last 2 turns"
 
 
-def test_window_has_no_reason_if_everything_fits():
-    assert make_context({"name": "window", "turns": 2})(history(2)).reason is None
-
-
 def test_budget_shortens_the_oldest_results_first():
     # 8 + 3 * 102 = 314 tokens; a stub has 43, so shortening the first leaves 257
     view = make_context({"name": "budget", "tokens": 260})(history(3))
     contents = [m["content"] for m in view.messages if m["role"] == "tool"]
     assert contents == [SHORTENED_TEXT, "r" * 100, "r" * 100]
     assert (view.num_dropped, view.num_shortened) == (0, 1)
-
-
-def test_budget_then_drops_the_oldest_turns():
-    view = make_context({"name": "budget", "tokens": 115})(history(3))
-    assert [m["content"][0] for m in view.messages] == ["q", "a", "r"]
-    assert view.num_dropped == 4
-
-
-def test_budget_shortens_the_last_result_if_nothing_else_helps():
-    view = make_context({"name": "budget", "tokens": 60})(history(1))
-    assert view.messages[-1]["content"] == SHORTENED_TEXT
 
 
 @pytest.mark.parametrize("tokens", range(1, 400, 13))
@@ -74,11 +53,6 @@ def test_tokens_are_estimated_by_bytes_and_messages():
     assert estimate_tokens(messages) == 16 // 4 + 4 * 2
 
 
-def test_an_unknown_context_gets_the_nearest_name():
-    with pytest.raises(UnknownNameError, match="Did you mean 'window'"):
-        make_context("windw")
-
-
 def summarise_first_words(messages):
     """A summariser that others can import; counts its calls."""
     summarise_first_words.calls.append(messages)
@@ -88,10 +62,6 @@ def summarise_first_words(messages):
 @pytest.fixture(autouse=True)
 def no_calls():
     summarise_first_words.calls = []
-
-
-async def say_nothing(messages):
-    return " nothing "
 
 
 def test_a_summary_replaces_the_past_and_is_written_once():
@@ -114,12 +84,6 @@ def test_a_summary_replaces_the_past_and_is_written_once():
     assert view.messages[1]["content"] == "a4"
 
 
-def test_a_summariser_may_be_async_and_must_return_text():
-    assert "nothing" in Summary(say_nothing, turns=1)(history(2)).messages[0]["content"]
-    with pytest.raises(TypeError, match="summarise of the context 'summary' returned None"):
-        Summary(lambda messages: None, turns=1)(history(2))
-
-
 def test_pinned_text_is_shown_but_not_summarised():
     pinned = ({"role": "user", "content": "question\n\nnotes"},)
     one = history(2)
@@ -137,16 +101,6 @@ def test_contexts_of_a_list_are_applied_one_after_the_other():
     assert (view.num_dropped, view.num_shortened) == (6, 1)
     assert view.reason == "window: the last 2 turns; budget: 160 tokens"
     assert make_context(["full", "window"])(history(1)).reason is None
-
-
-def last_two(history):
-    return history.messages[-2:]
-
-
-def test_a_custom_context_can_be_chained():
-    view = make_context([last_two, {"name": "window", "turns": 1}])(history(3))
-    assert [message["content"][0] for message in view.messages] == ["a", "r"]
-    assert (view.num_dropped, view.reason) == (5, "custom context")
 
 
 @pytest.mark.parametrize("shown", [None, "text", [], [{"role": "user"}], [None], {}])

@@ -76,13 +76,6 @@ def test_a_user_replies_to_plain_text(name):
     }  # fmt: skip
 
 
-def test_a_user_may_leave():
-    env = BookingEnv()
-    env.reset(seed=0)
-    ends = [env.step("Nice weather!")[2] for _ in range(3)]
-    assert ends == [False, False, True]
-
-
 @pytest.mark.parametrize("name", TOOL_FORMATS)
 def test_empty_texts_and_broken_calls_are_mistakes(name):
     env = BookingEnv(tool_format=name)
@@ -92,15 +85,6 @@ def test_empty_texts_and_broken_calls_are_mistakes(name):
     broken = env.write_call("book", day="friday", people="many")
     assert env.step(broken)[4]["action"]["error"] == "bad_arguments"
     assert env.num_left == 3
-
-
-def test_in_any_other_environment_plain_text_is_a_mistake():
-    class Silent(BookingEnv):
-        on_message = ToolEnv.on_message
-
-    env = Silent()
-    env.reset(seed=0)
-    assert env.step("For which day?")[4]["action"]["error"] == "no_action"
 
 
 class Others(BookingEnv):
@@ -122,10 +106,3 @@ def test_a_user_may_be_async_and_start_a_new_conversation():
     env.reset(seed=0)
     info = env.step("Hm?")[4]
     assert [m["content"] for m in info["messages"][1:]] == ["Good evening!"]
-
-
-def test_a_reply_must_be_text():
-    env = Others(3)
-    env.reset(seed=0)
-    with pytest.raises(TypeError, match=r"Others\.on_message returned 3; it must return None"):
-        env.step("Hm?")

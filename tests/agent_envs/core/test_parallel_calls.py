@@ -9,7 +9,6 @@ import pytest
 
 from agent_envs import Task, Tool, ToolEnv, format_term, tool
 from agent_envs.core.rewards import noted_terms
-from agent_envs.formats.chat_messages import native_messages
 from agent_envs.formats.openai_format import FunctionCall, write_message
 from agent_envs.formats.tool_formats import TOOL_FORMATS
 
@@ -164,25 +163,6 @@ def test_calls_run_concurrently():
     assert info["tool_results"] == ["0", "1", "2", "3"]
 
 
-def test_the_longest_timeout_is_that_of_all_calls():
-    @tool(timeout=0.3)
-    def hang() -> str:
-        """Hang."""
-        threading.Event().wait(60)
-        return ""
-
-    slow = Tool(hang.function, name="slow", timeout=0.3, stateful=True)
-    quick = Tool(find.function, name="find", timeout=0.2)
-    env = Shop(default_tools=[hang, slow, quick])
-    env.reset(seed=0)
-    calls = [*[("hang", {})] * 3, ONE_AND_TWO[0], *[("slow", {})] * 4]
-    started = time.monotonic()
-    *_, info = env.step(turn(env, *calls))
-    assert time.monotonic() - started < 1.2  # one after the other would take 2.1 s
-    errors = [call.get("error") for call in info["action"]["calls"]]
-    assert errors == ["tool_timeout"] * 3 + [None] + ["tool_timeout"] * 4
-
-
 def test_calls_of_stateful_tools_run_in_order():
     written, now = [], [0]
 
@@ -233,20 +213,6 @@ def test_an_event_has_every_call():
     assert (several.action.name, several.result.content) == ("find", "found 1")
     assert one.calls[0] == (one.action, one.result)
     assert (list(none.calls), none.result) == ([], None)
-
-
-def test_structured_results_have_the_ids_of_their_calls():
-    env = Shop(default_tools=[find], tool_format="openai")
-    env.reset(seed=0)
-    env.step(turn(env, *ONE_AND_TWO))
-    *_, info = env.step(turn(env, *ONE_AND_TWO, ("find", {"thing": "3"})))
-    converted = native_messages(info["messages"])
-    ids = [call["id"] for m in converted for call in m.get("tool_calls") or ()]
-    answered = [(m["tool_call_id"], m["content"]) for m in converted if m["role"] == "tool"]
-    assert [call_id for call_id, _ in answered] == ids
-    assert [content for _, content in answered] == [
-        "found 1", "found 2", "found 1", "found 2", "found 3",
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("value", [None, "much", float("nan")])

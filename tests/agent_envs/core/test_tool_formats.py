@@ -110,39 +110,6 @@ def test_a_mistake_has_a_code(text, code):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("Paris", f"Your turn held neither a tool call nor an answer. {EXAMPLES}"),
-        (
-            '<tool_call>{"name": "seek", "arguments": {}}</tool_call>',
-            f"There is no tool 'seek'. {EXAMPLES}",
-        ),
-        (
-            '<tool_call>{"name": "search", "arguments": {}}</tool_call>',
-            f"Wrong arguments for 'search': 'query' is missing. {EXAMPLES}",
-        ),
-    ],
-)
-def test_feedback_names_the_mistake_and_shows_examples(text, message):
-    assert parse(text, tools={"search": search})["message"] == message
-
-
-@pytest.mark.parametrize(
-    ("form", "text"),
-    [
-        (JSON, 'I know: {"answer": " Paris "}'),
-        (REACT, "Thought: I know\nFinal Answer: Paris"),
-        (OPENAI, "<think>hm</think> Paris"),
-        (OPENAI, "It is <answer>Paris</answer>."),
-        (HERMES, "I know: <answer> Paris </answer>"),
-        (TAGS, "I know: <answer> Paris </answer>"),
-    ],
-)
-def test_each_format_has_its_own_syntax_of_answers(form, text):
-    assert parse(text, form) == {"kind": "answer", "answer": "Paris"}
-
-
-@pytest.mark.parametrize(
     ("form", "text", "expected"),
     [
         (JSON, '{"answer": 42}', {"answer": "42"}),
@@ -230,28 +197,6 @@ def test_mistakes_have_the_same_codes_in_each_format(form, text, code):
     assert (action["kind"], action["error"]) == ("invalid", code)
 
 
-def test_feedback_shows_examples_of_the_format():
-    one = {"search": search}
-    assert parse("hm", JSON, one)["message"].endswith(
-        'To call a tool, write {"name": "search", "arguments": {"query": "the query"}}. '
-        'To answer, write {"answer": "your answer"}.'
-    )
-    assert parse("hm", REACT, one)["message"].endswith(
-        "To answer, write Final Answer: your answer."
-    )
-    assert parse("", OPENAI, one)["message"] == (
-        "The answer is empty. To call a tool, call one of the functions search. To answer, write "
-        "nothing but the answer, without a call."
-    )
-
-
-@pytest.mark.parametrize("form", [JSON, REACT])
-def test_instructions_describe_the_tool(form):
-    text = form.instructions([search])
-    assert "Search for something." in text
-    assert "What to look for." in text
-
-
 @given(query=st.text(), form=st.sampled_from([HERMES, JSON, REACT, OPENAI]))
 def test_a_call_is_parsed_as_it_was_written(query, form):
     action = form.parse(form.write_call("search", {"query": query}), TOOLS)
@@ -303,18 +248,6 @@ def test_markup_in_thoughts_and_code_is_not_an_action(text, form, is_thought):
     before = f"<think>{text}</think>\n" if is_thought else f"I could write\n```\n{text}\n```\n"
     for action in (form.write_call("note", {"title": "a", "text": "b"}), form.write_answer("no")):
         assert form.parse(before + action, TOOLS) == form.parse(action, TOOLS)
-
-
-def test_tags_have_spaces_inside():
-    assert TAGS.write_call("search", {"query": "red fox"}) == "<search> red fox </search>"
-    assert (
-        TAGS.write_answer("orchid") == HERMES.write_answer("orchid") == "<answer> orchid </answer>"
-    )
-
-
-@pytest.mark.parametrize("form", [HERMES, TAGS, JSON])
-def test_an_action_in_a_code_block_counts_if_there_is_no_other(form):
-    assert parse(f"```\n{form.write_answer('Paris')}\n```", form)["answer"] == "Paris"
 
 
 @pytest.mark.parametrize("form", [HERMES, TAGS, JSON, REACT])

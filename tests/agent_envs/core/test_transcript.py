@@ -21,13 +21,6 @@ def test_an_episode_is_rendered_in_colour_or_printed_as_it_goes_on(capsys):
     assert env.render() is None
 
 
-def test_a_notebook_gets_the_text_too(monkeypatch):
-    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
-    env = gym.make(ID, render_mode="ansi")
-    env.reset(options={"task": 1})
-    assert env.unwrapped.task.question in env.render()
-
-
 def test_what_is_shown_cannot_steer_the_terminal():
     text = format_entry("agent", "a\x1b[2Jb [red]c\ud800", is_coloured=False)
     assert "\x1b" not in text

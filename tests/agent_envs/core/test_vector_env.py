@@ -6,7 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import data_equivalence
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AutoresetMode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -189,17 +189,6 @@ def test_a_member_that_fails_is_reported_and_replaced(release, caplog, mode, fai
     envs.close()
 
 
-def test_a_seeded_reset_makes_replacement_seeds_reproducible(release):
-    envs = fragile(release)
-    infos = []
-    for _ in range(2):
-        envs.reset(seed=4)
-        infos.append(envs.step(["x", "raise", "raise"])[-1]["member_error"].tolist())
-    assert infos[0] == infos[1]
-    assert infos[0][1] != infos[0][2]
-    envs.close()
-
-
 def test_a_reset_that_fails_gets_a_second_environment():
     made = []
 
@@ -247,35 +236,6 @@ def test_errors_of_the_caller_are_raised_and_replace_no_member(release):
         envs.reset()
 
 
-def test_a_wrong_action_during_an_autoreset_breaks_no_later_step(release):
-    threaded = fragile(release)
-    sync = SyncVectorEnv([lambda: gym.wrappers.TimeLimit(FragileEnv(), 3)] * 3)
-    for envs in (threaded, sync):
-        envs.reset(seed=0)
-        assert envs.step(["<answer>x</answer>", "x", "x"])[2].tolist() == [True, False, False]
-        with pytest.raises(ActionTypeError):
-            envs.step(["x", "x", 5])
-    for _ in range(5):
-        assert data_equivalence(threaded.step(["x"] * 3), sync.step(["x"] * 3), exact=True)
-    threaded.close()
-
-
-def test_a_member_stays_in_one_thread():
-    closed = []
-
-    class Closing(FragileEnv):
-        def close(self):
-            closed.append((self.threads, threading.get_ident()))
-
-    envs = ThreadVectorEnv([Closing] * 3)
-    envs.reset(seed=0)
-    envs.step(["x"] * 3)
-    assert all(len(threads) == 1 for threads in envs.get_attr("threads"))
-    envs.close()
-    assert len(closed) == 3
-    assert all(threads == {last} and last != threading.get_ident() for threads, last in closed)
-
-
 def test_closing_a_hanging_member_times_out(release, monkeypatch, caplog):
     class Clinging(FragileEnv):
         def close(self):
@@ -287,17 +247,6 @@ def test_closing_a_hanging_member_times_out(release, monkeypatch, caplog):
     envs.close()
     assert envs.closed
     assert "Member 1 was not closed: no result within 0.2 seconds" in caplog.text
-
-
-def test_threads_end_with_the_environments():
-    before = set(threading.enumerate())
-    envs = fragile(None)
-    started = set(threading.enumerate()) - before
-    assert len(started) == 3
-    envs.close()
-    for thread in started:
-        thread.join(timeout=10)
-    assert not any(thread.is_alive() for thread in started)
 
 
 REGULAR = st.fixed_dictionaries(

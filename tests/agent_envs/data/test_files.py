@@ -3,7 +3,6 @@ import stat
 
 import pytest
 
-from agent_envs.data import files
 from agent_envs.data.files import atomic_path, write_json, write_text
 
 
@@ -24,20 +23,6 @@ def test_a_file_has_the_mode_that_the_umask_gives_new_files(tmp_path, umask, exp
     assert {path.name: mode(path) for path in tmp_path.iterdir()} == {
         "a.txt": expected, "b.json": expected, "c.bin": expected,
     }  # fmt: skip
-
-
-def test_a_file_is_on_the_disk_before_it_takes_its_place(tmp_path, monkeypatch):
-    flushed = []
-
-    def fsync(descriptor):
-        assert (tmp_path / "a.txt").read_text() == "old"
-        flushed.append(os.fstat(descriptor).st_ino)
-
-    (tmp_path / "a.txt").write_text("old")
-    monkeypatch.setattr(files.os, "fsync", fsync)
-    write_text(tmp_path / "a.txt", "new")
-    assert flushed == [(tmp_path / "a.txt").stat().st_ino]
-    assert (tmp_path / "a.txt").read_text() == "new"
 
 
 def test_what_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path):

@@ -36,20 +36,6 @@ def test_a_byte_order_mark_is_no_part_of_the_first_row(name, tmp_path):
     assert read_records(tmp_path / name) == [{"a": 1}]
 
 
-def test_only_the_end_of_the_name_says_what_a_file_is(tmp_path):
-    path = tmp_path / "rows.jsonl.json"
-    path.write_text('[{"a": 1}]', encoding="utf-8")
-    assert read_records(path) == [{"a": 1}]
-
-
-def test_no_file_is_named_with_the_reason(tmp_path):
-    for suffix in ("jsonl", "json.gz", "parquet"):
-        path = tmp_path / f"missing.{suffix}"
-        with pytest.raises(DataError, match="No such file or directory") as error:
-            read_records(path)
-        assert str(path) in str(error.value)
-
-
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
 def test_a_folder_is_not_taken_for_an_empty_file(name, tmp_path):
     (tmp_path / name).mkdir()

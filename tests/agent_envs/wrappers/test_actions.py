@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from agent_envs import ConfigurationError
 from agent_envs.wrappers import (
     ConversationObservation,
     MenuActions,
@@ -60,13 +59,6 @@ def test_an_index_beyond_the_menu_is_masked_and_a_mistake():
     assert info["action"]["error"] == "no_action"
 
 
-def test_texts_beyond_the_size_of_the_menu_are_counted():
-    env = MenuActions(gym.make(ID), ["a", "b", "c"], size=2)
-    _, info = env.reset(seed=7)
-    assert info["menu"] == ["a", "b"]
-    assert info["num_cut_choices"] == 1
-
-
 def test_tokens_before_the_end_are_the_action():
     text = oracle(7)[-1]
     env = TokenActions(gym.make(ID), decode, length=64, num_tokens=256)
@@ -86,27 +78,6 @@ def test_both_sides_are_arrays_that_gymnasium_accepts(seed):
     ):
         env.action_space.seed(seed)
         check_env(env, skip_render_check=True)
-
-
-@pytest.mark.parametrize(
-    ("make", "text"),
-    [
-        (lambda env: MenuActions(env, [], size=0), "size must be at least 1, not 0"),
-        (lambda env: TokenActions(env, decode, length=0, num_tokens=2), "length must be"),
-        (lambda env: TokenActions(env, decode, length=1, num_tokens=2, end_id=2), "from 0 to 1"),
-    ],
-)
-def test_wrong_arguments_are_refused(make, text):
-    with pytest.raises(ConfigurationError, match=text):
-        make(gym.make(ID))
-
-
-@pytest.mark.parametrize("action", [-1, 3, "hm"])
-def test_an_invalid_index_is_an_error(action):
-    env = MenuActions(gym.make(ID), ["hm"], size=3)
-    env.reset(seed=7)
-    with pytest.raises(ConfigurationError, match="An action is 0 to 2"):
-        env.step(action)
 
 
 @pytest.mark.filterwarnings("default")

@@ -3,11 +3,9 @@ import json
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.utils.env_checker import check_env
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_envs import ConfigurationError
 from agent_envs.wrappers import ConversationObservation, TokenObservation, render_messages
 
 NAME = "AgentR1/SyntheticMultiHop-v0"
@@ -47,18 +45,6 @@ def test_the_observation_is_the_state():
     assert action in json.loads(observation.split("\n")[-1])["content"]
 
 
-def test_custom_rendering():
-    env = ConversationObservation(gym.make(NAME), render=lambda messages: str(len(messages)))
-    assert env.reset(seed=0)[0] == "2"
-    assert env.step("hello")[0] == "4"
-
-
-def test_an_environment_without_a_conversation_is_named():
-    env = ConversationObservation(gym.make("CartPole-v1"))
-    with pytest.raises(ConfigurationError, match=r"CartPoleEnv.*no conversation"):
-        env.reset(seed=0)
-
-
 def test_tokens_are_those_of_the_text_and_padding_is_at_the_end():
     env, plain = observe_bytes(gym.make(NAME)), ConversationObservation(gym.make(NAME))
     tokens, info = env.reset(seed=3)
@@ -82,15 +68,6 @@ def test_a_long_text_keeps_its_last_tokens():
     assert "num_cut_tokens" not in info
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [{}, {"num_tokens": 3, "pad_id": 3}, {"num_tokens": 3, "max_length": 0}],
-)
-def test_wrong_numbers_are_refused(arguments):
-    with pytest.raises(ConfigurationError):
-        TokenObservation(gym.make(NAME), as_bytes, **{"max_length": 5, **arguments})
-
-
 class Tokenizer:
     """As those of transformers: special tokens are found in a text unless they are to be split."""
 
@@ -112,12 +89,6 @@ def test_a_tokenizer_takes_no_text_for_a_special_token():
     tokens, *_, info = env.step("<|end|>")
     assert env.observation_space.high[0] == 256
     assert bytes(tokens.tolist()).rstrip(b"\0").decode() == render_messages(info["messages"])
-
-
-@pytest.mark.parametrize("wrap", [ConversationObservation, observe_bytes])
-@pytest.mark.filterwarnings("ignore:.*The environment.*is different from the unwrapped version")
-def test_check_env_passes(wrap):
-    check_env(wrap(gym.make(NAME, disable_env_checker=True)))
 
 
 @pytest.mark.parametrize("wrap", [ConversationObservation, observe_bytes])

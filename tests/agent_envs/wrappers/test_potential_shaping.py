@@ -3,7 +3,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_envs import ConfigurationError
 from agent_envs.wrappers.potential_shaping import PotentialShaping, found_gold
 
 ID = "AgentR1/SyntheticMultiHop-v0"
@@ -55,18 +54,6 @@ def test_the_additions_sum_to_the_first_potential_for_any_actions(actions, gamma
     if not steps[-1][2]:  # not over: the last state keeps its potential, as it keeps its value
         expected += gamma ** len(steps) * potential(env.unwrapped)
     assert total == pytest.approx(expected, abs=1e-9)
-
-
-def test_without_known_gold_passages_nothing_is_added(data_files):
-    nq = "AgentR1/NaturalQuestions-v0"
-    env = PotentialShaping(gym.make(nq, data=data_files[nq]), found_gold)
-    steps = run(env, ["nonsense", "<answer>acme</answer>"], task=0)
-    assert [info["reward_terms"]["shaping"] for *_, info in steps] == [0.0, 0.0]
-
-
-def test_a_discount_out_of_range_is_refused():
-    with pytest.raises(ConfigurationError, match="gamma must be in"):
-        PotentialShaping(gym.make(ID), found_gold, 1.5)
 
 
 def test_a_restored_episode_is_shaped_alike():
