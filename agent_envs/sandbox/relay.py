@@ -93,6 +93,7 @@ def main(config: dict[str, Any]) -> None:
         control,
         3,  # processes and threads: this one and the relays
         lambda: prctl(_SET_DUMPABLE, 1, 0, 0, 0),
+        lambda: os.write(1, _HEAD.pack(0, 5) + b"s" + bytes(4)),  # nothing else is sent yet
     )
     forwarding.join(_FLUSH_SECONDS)
     if "scratch" in config:

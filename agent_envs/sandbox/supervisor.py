@@ -109,7 +109,7 @@ def send_frame(control: socket.socket, kind: bytes, data: bytes = b"") -> None:
 
 def supervise(
     request: dict[str, Any], channels: list[int], control: socket.socket, own_processes: int,
-    confine: Callable[[], None],
+    confine: Callable[[], None], report_start: Callable[[], object],
 ) -> None:  # fmt: skip
     """Run a program in the current directory, and report on `control`.
 
@@ -119,6 +119,7 @@ def supervise(
         control: The connection to the host.
         own_processes: See `Processes`.
         confine: Called in the program's process, last of all: gives up rights for good.
+        report_start: Sends the frame ``s``, for good: the program may end us at once.
     """
     packed, started = request.pop("archive"), time.time()
     date = (archive.unpack(packed) if packed else archive.FIRST_DATE) + 1
@@ -128,7 +129,7 @@ def supervise(
     outputs = [Output(limits["output_chars"]) for _ in range(2)]
     stdin = os.open("/dev/null", os.O_RDONLY)
     descriptors = [stdin, *(output.write_end for output in outputs), *channels]
-    send_frame(control, b"s")
+    report_start()
     main = os.fork()
     if main == 0:
         _become_program(request, descriptors, processes.num_own, confine)

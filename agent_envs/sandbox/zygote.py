@@ -129,7 +129,14 @@ def _enter(descriptors: list[int], ids: tuple[int, int], code: bytes) -> NoRetur
         os.chdir("/scratch")
         if os.getpid() != 1:  # or a signal to all would reach the user's processes
             raise RuntimeError("not the first process of a namespace")
-        supervisor.supervise(request, descriptors, control, 1, lambda: _confine(code))
+        supervisor.supervise(
+            request,
+            descriptors,
+            control,
+            1,
+            lambda: _confine(code),
+            lambda: supervisor.send_frame(control, b"s"),
+        )
     except BaseException as error:  # noqa: BLE001 - reported to the host
         failure = json.dumps({"failure": f"{type(error).__name__}: {error}"})
         supervisor.send_frame(control, b"r", failure.encode())
