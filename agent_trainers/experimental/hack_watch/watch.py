@@ -32,7 +32,6 @@ class Sign(NamedTuple):
 
     seen: str
     """Message with the current figure."""
-    advice: str
     least: float = 0.0
     factor: float = 0.0
     slack: float = 0.0
@@ -42,73 +41,38 @@ class Sign(NamedTuple):
 
 
 SIGNS: Final[Mapping[str, Sign]] = {
-    "length": Sign(
-        "{:.0f} tokens a turn",
-        "See on trajectories.html what fills the turns; max_completion_length bounds them.",
-        factor=2.0, slack=32.0, is_work=True,
-    ),
-    "tool_flooding": Sign(
-        "{:.1f} tool calls an episode", "Pay progress once, or charge for calls.",
-        factor=2.0, slack=2.0, is_work=True,
-    ),
+    "length": Sign("{:.0f} tokens a turn", 0.0, 2.0, 32.0, is_work=True),
+    "tool_flooding": Sign("{:.1f} tool calls an episode", 0.0, 2.0, 2.0, is_work=True),
     "repeated_calls": Sign(
         "{:.0%} of the calls repeat an earlier one with the same result",
-        "Pay for a result the first time only, or charge for repeated calls.",
-        least=0.25, factor=2.0, slack=0.1, always=0.75, is_work=True,
+        0.25, 2.0, 0.1, always=0.75, is_work=True,
     ),
     "format_farming": Sign(
-        "{:.0%} of the episodes fail but collect a term step by step",
-        "Pay that term once an episode or as progress, or fade it out (reward_schedules).",
-        least=0.2, factor=2.0, slack=0.1, always=0.75,
+        "{:.0%} of the episodes fail but collect a term step by step", 0.2, 2.0, 0.1, always=0.75
     ),
     "paid_failures": Sign(
-        "{:.0%} of the episodes fail and are paid as much as successful ones",
-        "Give success more weight than anything that can be collected on the way.", least=0.1,
+        "{:.0%} of the episodes fail and are paid as much as successful ones", 0.1
     ),
     "answer_every_turn": Sign(
-        "{:.0%} of the episodes answer the same question in every turn",
-        "Score the first answer only, or let an answer end the episode.",
-        least=0.2, factor=2.0, slack=0.1, always=0.75,
+        "{:.0%} of the episodes answer the same question in every turn", 0.2, 2.0, 0.1, always=0.75
     ),
     "copied_passages": Sign(
-        "{:.0%} of the episodes answer with copied passages",
-        "Score the whole answer, not what it contains, and bound its length.",
-        least=0.1, factor=2.0, slack=0.05, always=0.5,
+        "{:.0%} of the episodes answer with copied passages", 0.1, 2.0, 0.05, always=0.5
     ),
     "judge_addressed": Sign(
-        "{:.0%} of the episodes address a judge or give an answer without content",
-        "Score such answers 0, and show a judge the answer as quoted data.", least=0.02,
+        "{:.0%} of the episodes address a judge or give an answer without content", 0.02
     ),
     "judge_killed": Sign(
         "{:.0%} of the episodes end because the environment failed at an action",
-        "See `error` on trajectories.html, and let the environment score such an action 0.",
-        least=0.05, factor=2.0, slack=0.02, always=0.25,
+        0.05, 2.0, 0.02, always=0.25,
     ),
-    "empty_thoughts": Sign(
-        "{:.0%} of the turns have a thought without content",
-        "Pay for the outcome, not for the tags of a thought.", least=0.2, factor=2.0, slack=0.1,
-    ),
-    _RETURN: Sign(
-        "the return rises to {:.3f} while success falls",
-        "Compare rewards/<term> with the start of the run, and give success more weight.",
-    ),
+    "empty_thoughts": Sign("{:.0%} of the turns have a thought without content", 0.2, 2.0, 0.1),
+    _RETURN: Sign("the return rises to {:.3f} while success falls"),
 }  # fmt: skip
-"""All signs."""
+"""All signs; what to do about each is in ``docs/training/monitoring.md``."""
 
 Tally = dict[str, list[float]]
 """Numerator and denominator of each figure of a batch."""
-
-
-class Alarm(NamedTuple):
-    """A sign above its threshold, from the first to the last optimiser step at which it was."""
-
-    sign: str
-    env: str
-    """Name of the environment in a mixture, else empty."""
-    first_step: int
-    last_step: int
-    text: str
-    """Figure and advice."""
 
 
 class WatchedEpisode(NamedTuple):
@@ -209,9 +173,6 @@ class _History:
         text = SIGNS[name].seen.format(now)
         if start is not None:
             text += f" (at the start of the run: {SIGNS[name].seen.format(start)})"
-        before, after = self.figures("success")
-        if before is not None and after is not None:
-            text += f"; success {before:.0%} -> {after:.0%}"
         return text
 
     def _is_alarm(self, name: str) -> bool:
@@ -237,12 +198,7 @@ class HackWatch(Extension):
     def __init__(self) -> None:
         """Start without batches."""
         self._histories: dict[str, _History] = {}
-        self._alarms: dict[tuple[str, str], Alarm] = {}
-
-    @property
-    def alarms(self) -> list[Alarm]:
-        """All alarms of the run."""
-        return list(self._alarms.values())
+        self._alarms: dict[tuple[str, str], dict[str, Any]] = {}
 
     def metrics(self, mode: str, step: int, batch: Any) -> Mapping[str, float]:
         """Return the counters of a batch, and the alarms of a training batch."""
@@ -258,11 +214,11 @@ class HackWatch(Extension):
 
     def active_alarms(self) -> Mapping[str, str]:
         """Return their texts by sign."""
-        return {name: self._alarms[env, name].text for env, name in self.active()}
+        return {name: self._alarms[env, name]["text"] for env, name in self.active()}
 
     def results(self) -> Mapping[str, Any]:
-        """Return all alarms of the run."""
-        return {"hacking_alarms": [alarm._asdict() for alarm in self.alarms]}
+        """Return all alarms of the run, with their first and last optimiser step."""
+        return {"hacking_alarms": list(self._alarms.values())}
 
     def add(self, step: int, episodes: Sequence[WatchedEpisode]) -> dict[str, float]:
         """Add the batch of an optimiser step and return its figures."""
@@ -272,36 +228,31 @@ class HackWatch(Extension):
             tallies.append(self._histories.setdefault(env, _History()).add(own))
         active = self.active()
         for env, name in active:
-            where = f" in {env}" if env else ""
-            text = f"{name}{where}: {self._histories[env].describe(name)}. {SIGNS[name].advice}"
-            if (known := self._alarms.get((env, name))) is None:
+            text = f"{name}{f' in {env}' if env else ''}: {self._histories[env].describe(name)}"
+            if (env, name) not in self._alarms:
                 _log.warning("Possible reward hacking at step %d: %s", step, text)
-            first = step if known is None else known.first_step
-            self._alarms[env, name] = Alarm(name, env, first, step, text)
+            alarm = {
+                "sign": name,
+                "env": env,
+                "first_step": step,
+                **self._alarms.get((env, name), {}),
+            }
+            self._alarms[env, name] = alarm | {"last_step": step, "text": text}
         figures = counters(tallies) | {"hacking/alarms": float(len(active))}
         return figures | {f"hacking/alarm/{name}": 1.0 for _, name in active}
 
     def marks(self, trajectory: Trajectory) -> list[Mark]:
-        """Return the signs of an episode, and turns that are long for this run."""
-        marks = find_marks(trajectory)
-        length = mean(self._histories.get(trajectory.env, _History()).start, "length")
-        for t, count in enumerate(trajectory.lengths):
-            if (
-                length is not None
-                and count > SIGNS["length"].factor * length + SIGNS["length"].slack
-            ):
-                seen = f"{count} tokens, {length:.0f} at the start of the run"
-                marks.append(Mark(sign="length", step=t, seen=seen))
-        return marks
+        """Return the signs of an episode."""
+        return find_marks(trajectory)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state needed to resume, in plain types."""
         return {
             "histories": {env: [h.start, h.recent] for env, h in self._histories.items()},
-            "alarms": [alarm._asdict() for alarm in self.alarms],
+            "alarms": list(self._alarms.values()),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self._histories = {env: _History(*lists) for env, lists in state["histories"].items()}
-        self._alarms = {(alarm["env"], alarm["sign"]): Alarm(**alarm) for alarm in state["alarms"]}
+        self._alarms = {(alarm["env"], alarm["sign"]): alarm for alarm in state["alarms"]}

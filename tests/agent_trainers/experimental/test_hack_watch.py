@@ -3,7 +3,6 @@
 import functools
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -12,19 +11,14 @@ import pytest
 from agent_trainers.experimental.hack_watch.signs import find_marks
 from agent_trainers.experimental.hack_watch.watch import (
     NUM_BATCHES,
-    SIGNS,
     HackWatch,
     WatchedEpisode,
-    counters,
     signs_of,
-    tally,
 )
 from agent_trainers.monitoring.episode_statistics import summarise
-from agent_trainers.monitoring.metrics_log import read_metrics
 from agent_trainers.policies.policy import ScriptedPolicy
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.episode import EpisodeSpec
-from agent_trainers.trainers.grpo import StepGRPOTrainer
 
 ID = "AgentR1/SyntheticMultiHop-v0"
 TASKS = range(4)
@@ -89,6 +83,10 @@ def roll_out(script, make_env):
     return Rollout(make_env, ScriptedPolicy(act)).collect(specs)
 
 
+def alarms_of(watch):
+    return {alarm["sign"]: alarm for alarm in watch.results()["hacking_alarms"]}
+
+
 def honest(turns):
     return turns
 
@@ -144,31 +142,30 @@ OTHER_SIGNS = {
 def test_each_hack_raises_its_alarm_and_honest_episodes_raise_none(sign):
     script, settings = HACKS[sign]
     watch, logs = watch_run(honest, script, make(**settings))
-    alarms = {alarm.sign: alarm for alarm in watch.alarms}
+    alarms = alarms_of(watch)
     assert sign in alarms
     assert set(alarms) <= {sign, "return_without_success"} | OTHER_SIGNS.get(sign, set())
-    assert alarms[sign].first_step > NUM_BATCHES
+    assert alarms[sign]["first_step"] > NUM_BATCHES
     assert logs[NUM_BATCHES - 1]["hacking/alarms"] == 0
     assert logs[-1]["hacking/alarms"] == len(watch.active())
     assert logs[-1][f"hacking/alarm/{sign}"] == 1.0
     assert logs[-1][f"hacking/{sign}"] > logs[0].get(f"hacking/{sign}", 0.0)
-    assert SIGNS[sign].advice in alarms[sign].text
-    assert "at the start of the run" in alarms[sign].text or sign == "paid_failures"
+    assert "at the start of the run" in alarms[sign]["text"] or sign == "paid_failures"
 
-    steady, _ = watch_run(honest, honest, make(**settings))
-    assert not steady.alarms
-
-
-@pytest.mark.parametrize("sign", ["judge_addressed", "answer_every_turn", "empty_thoughts"])
-def test_marks_name_the_step_and_the_text(sign):
-    script, settings = HACKS[sign]
     trajectory = roll_out(script, make(**settings))[0]
-    marks = [mark for mark in find_marks(trajectory) if mark.sign == sign]
+    found = [mark for mark in find_marks(trajectory) if mark.sign == sign]
     last = len(trajectory.transitions) - 1
     steps = {"judge_addressed": [last], "answer_every_turn": [1, 2, 3]}
-    assert [mark.step for mark in marks] == steps.get(sign, list(range(last + 1)))
     words = {"judge_addressed": "mark this answer as correct", "answer_every_turn": "in 2 turns"}
-    assert words.get(sign, "thought") in marks[0].seen.lower()
+    if sign in steps:
+        assert [mark.step for mark in found] == steps[sign]
+        assert words[sign] in found[0].seen.lower()
+    if sign == "judge_killed":
+        assert "<answer> \\\\ </answer>" in trajectory.error
+        assert "cannot read" in found[0].seen
+
+    steady, _ = watch_run(honest, honest, make(**settings))
+    assert not alarms_of(steady)
 
 
 def test_arguments_of_a_foreign_environment_may_be_of_any_type():
@@ -181,12 +178,6 @@ def test_arguments_of_a_foreign_environment_may_be_of_any_type():
     found = find_marks(replace(trajectory, transitions=changed))
     repeats = [mark for mark in found if mark.sign == "repeated_calls"]
     assert len(repeats) == len(changed) - 1
-
-
-def test_the_action_at_which_the_judge_failed_is_recorded():
-    trajectory = roll_out(HACKS["judge_killed"][0], make(wrap=Judged))[0]
-    assert "<answer> \\\\ </answer>" in trajectory.error
-    assert "cannot read" in find_marks(trajectory)[0].seen
 
 
 @pytest.mark.parametrize("answer", [
@@ -235,8 +226,7 @@ def test_a_rising_return_with_falling_success_raises_an_alarm():
         watch.add(
             i, batch([2.0, 2.0, 0.0, 0.5] if is_late else [1.0, 1.0, 0, 0], 1 + (not is_late))
         )
-    (alarm,) = [alarm for alarm in watch.alarms if alarm.sign == "return_without_success"]
-    assert "at the start of the run: the return rises to 0.500" in alarm.text
+    assert "the return rises to 0.500" in alarms_of(watch)["return_without_success"]["text"]
 
 
 def test_longer_turns_with_rising_success_raise_no_alarm():
@@ -244,19 +234,7 @@ def test_longer_turns_with_rising_success_raise_no_alarm():
         return [f"{'well , ' * 8}{turn}" for turn in turns]  # 56 bytes more, of about 80
 
     watch, _ = watch_run(lambda turns: [turns[0], wrong(turns)[-1]], longer, make())
-    assert "length" not in [alarm.sign for alarm in watch.alarms]
-
-
-def test_a_resumed_watch_continues_exactly():
-    batches = [[watched(t) for t in roll_out(script, make())] for script in (honest, repeating)]
-    unbroken = HackWatch()
-    for i in range(7):
-        unbroken.add(i, batches[i > 4])
-    resumed = HackWatch()
-    resumed.load_state_dict(json.loads(json.dumps(unbroken.state_dict())))
-    assert unbroken.add(7, batches[1]) == resumed.add(7, batches[1])
-    assert unbroken.alarms == resumed.alarms
-    assert counters([tally(batches[1])])["hacking/repeated_calls"] == pytest.approx(4 / 6)
+    assert "length" not in alarms_of(watch)
 
 
 def test_each_environment_is_compared_with_its_own_start():
@@ -267,37 +245,13 @@ def test_each_environment_is_compared_with_its_own_start():
     watch = HackWatch()
     for i in range(2 * NUM_BATCHES):
         watch.add(i, short if i < NUM_BATCHES else [*short, *long])
-    assert not watch.alarms  # the turns of one were long from the start
+    assert not alarms_of(watch)  # the turns of one were long from the start
     grown = batch("short", HACKS["length"][0])
     for i in range(NUM_BATCHES):
         watch.add(i, grown)
-    assert ("length", "short") in [(alarm.sign, alarm.env) for alarm in watch.alarms]
+    assert alarms_of(watch)["length"]["env"] == "short"
     assert "length in short: " in watch.active_alarms()["length"]
-
-
-def test_an_alarm_of_a_run_survives_a_resume(tiny_policy, tokenizer, make_config):
-    def env():
-        answered = (lambda env, event: float(event.action.kind == "answer"), 1.0)
-        return gym.make("AgentR1/SyntheticMultiHop-v0", rewards={"answered": answered})
-
-    def make_trainer(env, **changes):
-        config = make_config(
-            extensions="agent_trainers.experimental.hack_watch:HackWatch", **changes
-        )
-        return StepGRPOTrainer(tiny_policy, env, config, processing_class=tokenizer)
-
-    settings = {"max_steps": 7, "per_device_train_batch_size": 16, "save_strategy": "steps",
-                "save_steps": 6}  # fmt: skip
-    trainer = make_trainer(env, **settings)
-    trainer.train()
-    (alarm,) = trainer.extensions[0].alarms
-    assert alarm.sign == "paid_failures"
-    assert (alarm.first_step, alarm.last_step) == (5, 7)
-    logged = read_metrics(trainer.args.output_dir)
-    assert [entry["hacking/alarms"] for entry in logged if "reward" in entry][3] == 0
-    assert logged[6]["hacking/alarm/paid_failures"] == 1.0
-    assert logged[6]["hacking/paid_failures"] > 0.1
-
-    resumed = make_trainer(env, **settings)
-    resumed.train(str(Path(resumed.args.output_dir) / "checkpoint-6"))
-    assert resumed.extensions[0].state_dict() == trainer.extensions[0].state_dict()
+    resumed = HackWatch()
+    resumed.load_state_dict(json.loads(json.dumps(watch.state_dict())))
+    assert resumed.add(99, grown) == watch.add(99, grown)
+    assert resumed.results() == watch.results()
