@@ -43,10 +43,7 @@ class CommandParser(HfArgumentParser):  # type: ignore[misc] # transformers is u
         also_shown: Sequence[str] = (),
         show_all: bool = False,
     ) -> None:
-        """Make an option of each field of the dataclasses `kinds`.
-
-        ``--help`` shows our fields and those of TRL in `also_shown`, or all of them.
-        """
+        """Make options of dataclasses; ``--help`` shows ours, `also_shown`, or all of them."""
         super().__init__(
             kinds, prog=program, description=description, allow_abbrev=False,
             usage="%(prog)s [--option value ...]",
@@ -171,11 +168,7 @@ def run_command(
 
 
 def read_config(path: Path, option: str = "--config") -> dict[str, Any]:
-    """Read a YAML mapping of settings; `option` is named in errors.
-
-    Raises:
-        ConfigurationError: If the file cannot be read or is not a mapping from names.
-    """
+    """Read a YAML mapping of settings; `option` is named in errors."""
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

@@ -16,9 +16,14 @@ from agent_envs.errors import ConfigurationError
 from agent_envs.scoring.statistics import wilson_interval
 from agent_trainers.cli import collect
 from agent_trainers.cli.arguments import check_range, notifier, parse, run_command
-from agent_trainers.cli.environments import first_tasks
-from agent_trainers.cli.models import EMBEDDED
+from agent_trainers.cli.environments import (
+    ProgramArguments,
+    check_program,
+    evaluation_defaults,
+    first_tasks,
+)
 from agent_trainers.cli.policies import (
+    EMBEDDED,
     PolicyArguments,
     check_episodes,
     check_output,
@@ -26,11 +31,6 @@ from agent_trainers.cli.policies import (
     open_environment,
     open_policy,
     take_turn_length,
-)
-from agent_trainers.cli.task_sources import (
-    ProgramArguments,
-    check_program,
-    evaluation_defaults,
 )
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.evaluation import Evaluation, evaluate

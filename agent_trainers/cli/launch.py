@@ -49,11 +49,7 @@ def run_trainer(
 def launch_command(
     num_processes: int | None, accelerate_config: str | None, module: str, arguments: Sequence[str]
 ) -> list[str] | None:
-    """Return the command that runs `module` in several processes; None if this one is enough.
-
-    Raises:
-        ConfigurationError: If a CPU cannot do what the options ask for.
-    """
+    """Return the command that runs `module` in several processes; None if this one is enough."""
     is_started = "LOCAL_RANK" in os.environ or STOP_FILE in os.environ
     if is_started or (num_processes is None and accelerate_config is None):
         return None

@@ -66,16 +66,8 @@ def open_run(
     """Lock the output folder of a run that starts or resumes there.
 
     Yields a function to call when everything has been loaded: only then are the files of an
-    overwritten run deleted, and the settings saved.
-
-    Args:
-        folder: The output folder.
-        settings: Return value of `settings_of`.
-        notify: Prints a line.
-        resume: Whether to resume from the newest checkpoint.
-        overwrite: Whether to delete the run in the folder.
-        checkpoint: A checkpoint to resume from.
-        option: The option that names the folder, for errors.
+    overwritten run deleted, and the `settings` (see `settings_of`) saved. `checkpoint` is one to
+    resume from, `option` the option that names the folder, for errors.
 
     Raises:
         ConfigurationError: If the options contradict each other, another process uses the folder, a
@@ -100,7 +92,7 @@ def open_run(
                 "another folder."
             ) from None
         if resume or (checkpoint and Path(checkpoint).resolve().parent == folder.resolve()):
-            check_same_settings(folder, settings, notify)
+            _check_same_settings(folder, settings, notify)
             overwrite = False
         else:
             _check_free(folder, overwrite=overwrite)
@@ -155,9 +147,8 @@ def _files_of_a_run(folder: Path) -> Iterator[Path]:
 def settings_of(environment: Mapping[str, Any], *options: Any) -> dict[str, Any]:
     """Return all settings that decide what is trained, with the digests of their files, as JSON.
 
-    Args:
-        environment: ``env`` and its arguments, or a program and its tasks.
-        options: Dataclasses with the other settings.
+    `environment` is ``env`` and its arguments, or a program and its tasks; `options` are
+    dataclasses.
     """
     fields = {
         field.name: getattr(part, field.name)
@@ -185,15 +176,10 @@ def _paths(value: Any, name: str = "") -> Iterator[tuple[str, Path]]:
         yield name, Path(value)
 
 
-def check_same_settings(
+def _check_same_settings(
     folder: Path, settings: Mapping[str, Any], notify: Callable[[str], None]
 ) -> None:
-    """Check that a resumed run has the settings it began with; print a change of its length.
-
-    Raises:
-        CheckpointError: If the saved settings cannot be read.
-        ConfigurationError: If other settings changed; names each.
-    """
+    """Check that a resumed run has the settings it began with; print a change of its length."""
     path = folder / RUN_SETTINGS
     if not path.exists():  # stopped before it began
         return

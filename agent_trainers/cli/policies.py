@@ -1,26 +1,115 @@
-"""Options of commands that run a policy without training it, local or served."""
+"""Options of the model: trained with its adapters, or run as a policy, local or served."""
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from transformers.hf_argparser import HfArg
+from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from agent_envs.core.command_line import json_object
 from agent_envs.core.lookup import lookup
-from agent_envs.errors import ConfigurationError, RolloutError
+from agent_envs.errors import AgentEnvsError, ConfigurationError, RolloutError
 from agent_envs.formats.tool_formats import TOOL_FORMATS
-from agent_trainers.checkpointing.checkpoints import check_writable
+from agent_trainers.checkpointing.checkpoints import check_writable, flush
 from agent_trainers.cli.arguments import check_range
-from agent_trainers.cli.environments import EnvironmentFacts, environment_maker, inspect_environment
-from agent_trainers.cli.models import fit_environment
+from agent_trainers.cli.environments import (
+    DEFAULT_ENV,
+    EnvironmentFacts,
+    environment_maker,
+    fit_environment,
+    inspect_environment,
+)
 from agent_trainers.policies import Policy
 from agent_trainers.policies.models import find_model, load_model, load_tokenizer
 from agent_trainers.recipes import find_turn_length
 from agent_trainers.tiny_policy import TINY_POLICY
 from agent_trainers.trajectory import Trajectory, check_kind
+
+EMBEDDED: Final = "embedded policy"
+"""Name of the default model in results."""
+
+
+@dataclass
+class ModelArguments(ModelConfig):  # type: ignore[misc] # TRL is untyped
+    """TRL's model options, with ``model`` for the name."""
+
+    model: str | None = HfArg(
+        default=None,
+        help="A causal language model: its name on the hub, a folder, or a GGUF file. The embedded "
+        "policy if not given.",
+    )
+    dtype: str | None = HfArg(
+        default="float32",
+        help="Type of the model's weights: float32, bfloat16, float16, or auto for the type they "
+        "are saved in. --bf16 and --fp16 set the type of the computation.",
+    )
+    lora_r: int | None = HfArg(
+        default=None, help="Rank of LoRA adapters, which are then trained instead of the model."
+    )
+    merge_adapter: bool = HfArg(
+        default=False, help="Also write the model with its adapters merged to merged/."
+    )
+    model_name_or_path: str | None = dataclasses.field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        """Derive `use_peft` from `lora_r`; refuse options of adapters without adapters."""
+        check_range(self, "at least 1", lambda value: value >= 1, "lora_r")
+        if self.lora_r is not None:
+            self.use_peft = True
+        elif self.use_peft:
+            self.lora_r = 16
+        super().__post_init__()
+        target = getattr(self, "lora_target_modules", None)
+        if isinstance(target, str) and target != "all-linear" and target.isidentifier():
+            self.lora_target_modules = [target]  # TRL would read a single name as a pattern
+        of_adapters = ("lora_", "use_dora", "use_rslora", "load_in_", "merge_adapter")
+        for field in () if self.use_peft else dataclasses.fields(self):
+            if field.name.startswith(of_adapters) and getattr(self, field.name) != field.default:
+                raise ConfigurationError(
+                    f"--{field.name} does nothing without --lora_r: add --lora_r."
+                )
+
+    def trainer_arguments(self) -> dict[str, Any]:
+        """Return the arguments of the trainers."""
+        return {
+            "peft_config": get_peft_config(self),
+            "quantization_config": get_quantization_config(self),
+        }
+
+    def load_arguments(self) -> dict[str, Any]:
+        """Return the arguments of ``from_pretrained``."""
+        chosen = {"dtype": self.dtype, "attn_implementation": self.attn_implementation}
+        return {name: value for name, value in chosen.items() if value is not None}
+
+
+def model_path(options: Any) -> str:
+    """Return the model of the options as transformers loads it."""
+    return find_model(str(TINY_POLICY) if options.model is None else options.model)
+
+
+def write_merged(trainer: Any) -> Path:
+    """Write the model with its adapters merged; the trainer cannot be used afterwards."""
+    folder = Path(trainer.args.output_dir) / "merged"
+    model = trainer.accelerator.unwrap_model(trainer.model).merge_and_unload()
+    model.save_pretrained(folder)
+    trainer.processing_class.save_pretrained(folder)
+    flush(folder)
+    return folder
+
+
+@contextlib.contextmanager
+def refused_settings() -> Iterator[None]:
+    """Raise errors of libraries that reject a setting as `ConfigurationError`."""
+    try:
+        yield
+    except AgentEnvsError:
+        raise
+    except (ValueError, ImportError, OSError) as error:
+        raise ConfigurationError(" ".join(str(error).split())) from error
 
 
 @dataclass
@@ -41,17 +130,14 @@ class PolicyArguments:
         default=None, help="URL of an OpenAI-compatible server, such as http://localhost:8000/v1."
     )
     api_key_env: str | None = HfArg(
-        default=None,
-        help="Environment variable with the server's key; OPENAI_API_KEY if not given.",
+        default=None, help="Environment variable with the server's key, instead of OPENAI_API_KEY."
     )
     max_concurrency: int = HfArg(default=16, help="Concurrent requests, with base_url.")
     request_timeout: float = HfArg(default=300.0, help="Seconds per request, with base_url.")
     tool_format: str | None = HfArg(
-        default=None,
-        help="How the model calls tools; openai: by the server's own function calls. The "
-        "environment's default if not given.",
+        default=None, help="How the model calls tools; openai: by the server's own function calls."
     )
-    env: str = HfArg(default="AgentR1/SyntheticMultiHop-v0", help="Gymnasium id.")
+    env: str = HfArg(default=DEFAULT_ENV, help="Gymnasium id.")
     env_kwargs: str | None = HfArg(
         default=None,
         help="Keyword arguments of the environment as JSON. The default of the synthetic one is "
@@ -62,9 +148,7 @@ class PolicyArguments:
     top_p: float = HfArg(default=1.0, help="Nucleus sampling.")
     top_k: int = HfArg(default=0, help="Sample from this many tokens; 0 for all.")
     max_completion_length: int | None = HfArg(
-        default=None,
-        help="Longest turn in tokens; if not given, the length in training according to the "
-        "model's folder, else 24 for the embedded policy, and 512.",
+        default=None, help="Longest turn in tokens; by default that of training, if it is known."
     )
     batch_size: int = HfArg(default=64, help="Prompts per generation batch.")
 
@@ -72,23 +156,19 @@ class PolicyArguments:
 def check_policy(options: PolicyArguments) -> None:
     """Raise `ConfigurationError` for numbers out of range and options that contradict."""
     check_range(options, "at least 1", lambda value: value >= 1, "batch_size", "max_concurrency",
-                "max_completion_length")  # fmt: skip
+                "max_completion_length", "num_tasks", "samples_per_task")  # fmt: skip
     check_range(options, "at least 0", lambda value: value >= 0, "temperature", "top_k", "seed")
     check_range(options, "in (0, 1]", lambda value: 0 < value <= 1, "top_p")
     check_range(options, "positive", lambda value: value > 0, "request_timeout")
     if options.base_url is None:
         name = options.tool_format
         if name and lookup(TOOL_FORMATS, name, kind="tool format").is_structured:
-            raise ConfigurationError(
-                f"--tool_format {name} is for served models: pass --base_url, or omit it and "
-                "the chat template of the local model describes the tools."
-            )
-        return
-    if not options.base_url.startswith(("http://", "https://")):
+            raise ConfigurationError(f"--tool_format {name} is for served models: add --base_url.")
+    elif not options.base_url.startswith(("http://", "https://")):
         raise ConfigurationError(f"--base_url {options.base_url}: must begin with http://.")
-    if options.model is None:
+    elif options.model is None:
         raise ConfigurationError("--base_url needs --model: the model's name on the server.")
-    if options.top_k:
+    elif options.top_k:
         raise ConfigurationError("--top_k is not a parameter of OpenAI's API; use --top_p.")
 
 
@@ -127,7 +207,7 @@ def open_environment(
     model, tokenizer = str(options.model), None
     if options.base_url is None:
         take_turn_length(options, notify)
-        model = _model_path(options)
+        model = model_path(options)
         tokenizer = load_tokenizer(model)
         env_kwargs = fit_environment(tokenizer, options.env, env_kwargs, facts, notify)
     make_env = environment_maker(options.env, env_kwargs)
@@ -138,7 +218,7 @@ def take_turn_length(options: PolicyArguments, notify: Callable[[str], None]) ->
     """Set the turn length of a local model to that of its training, unless given."""
     if options.max_completion_length is not None or options.base_url is not None:
         return
-    if (trained := find_turn_length(_model_path(options))) is not None:
+    if (trained := find_turn_length(model_path(options))) is not None:
         options.max_completion_length = trained.tokens
         notify(f"Turns have at most {trained.tokens} tokens, as in training ({trained.source}).")
 
@@ -159,7 +239,7 @@ def open_policy(
         from agent_trainers.policies.local import local_policy
         from agent_trainers.trainers.config import fast_precision
 
-        model = _model_path(options)
+        model = model_path(options)
         # the embedded policy always runs in the type it was saved in
         is_free = options.dtype == "auto" and options.model is not None
         yield local_policy(
@@ -197,7 +277,3 @@ def check_episodes(trajectories: Sequence[Trajectory]) -> None:
             f"{len(failed)} of {len(trajectories)} episodes failed because of errors outside the "
             f"model. The first error: {error.strip().splitlines()[-1]}"
         )
-
-
-def _model_path(options: PolicyArguments) -> str:
-    return find_model(str(TINY_POLICY) if options.model is None else options.model)

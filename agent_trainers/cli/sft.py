@@ -17,23 +17,27 @@ from agent_envs.core.command_line import json_object
 from agent_envs.errors import ConfigurationError
 from agent_trainers.checkpointing.interruption import Interrupted, StopAtStepEnd, StopRequests
 from agent_trainers.cli.arguments import CommandParser, check_range, notifier, read_config
-from agent_trainers.cli.environments import environment_maker, first_tasks, inspect_environment
+from agent_trainers.cli.environments import (
+    DEFAULT_ENV,
+    environment_maker,
+    first_tasks,
+    inspect_environment,
+)
 from agent_trainers.cli.launch import run_trainer
-from agent_trainers.cli.models import (
+from agent_trainers.cli.output_folder import open_run, settings_of
+from agent_trainers.cli.policies import (
     ModelArguments,
     fit_environment,
+    model_path,
     refused_settings,
     write_merged,
 )
-from agent_trainers.cli.output_folder import open_run, settings_of
-from agent_trainers.cli.task_sources import DEFAULT_ENV
 from agent_trainers.cli.train import check_loggers
 from agent_trainers.monitoring.metrics_log import MetricsLog
-from agent_trainers.policies.models import find_model, load_tokenizer
+from agent_trainers.policies.models import load_tokenizer
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.rollout.demonstrations import play_reference, read_conversations, retell
 from agent_trainers.rollout.environments import template_tools
-from agent_trainers.tiny_policy import TINY_POLICY
 from agent_trainers.trainers.config import fast_precision
 from agent_trainers.trainers.sft import WarmStartConfig, supervised_dataset
 from agent_trainers.trajectory import Trajectory, load_trajectories
@@ -60,26 +64,19 @@ class WarmStartArguments(ModelArguments):
     env: str | None = HfArg(
         default=None,
         help="Gymnasium id of the environment with reference actions; with trajectories, of the "
-        f"one whose tools are described. {DEFAULT_ENV} if nothing else is given.",
+        "one whose tools are described.",
     )
-    env_kwargs: str | None = HfArg(
-        default=None, help="Keyword arguments of the environment as JSON."
-    )
-    num_tasks: int = HfArg(
-        default=64, help="Number of tasks with reference actions, from the first."
-    )
+    env_kwargs: str | None = HfArg(default=None, help="Its keyword arguments as JSON.")
+    num_tasks: int = HfArg(default=64, help="Tasks with reference actions, from the first.")
     trajectories: str | None = HfArg(
-        default=None, help="Recorded episodes: .jsonl, .jsonl.gz or .parquet, as agent-r1-eval and "
-        "agent-r1-eval collect write them.",
-    )  # fmt: skip
+        default=None, help="Recorded episodes, as agent-r1-eval (also with collect) writes them."
+    )
     conversations: str | None = HfArg(
         default=None,
         help="Conversations: rows with OpenAI's 'messages', TRL's 'prompt' and "
         "'completion', or 'attempts' of trial and error.",
     )
-    keep_failures: bool = HfArg(
-        default=False, help="Train on failed episodes and conversations, too."
-    )
+    keep_failures: bool = HfArg(default=False, help="Train on failed episodes, too.")
     resume: bool = HfArg(default=False, help="Resume from the last checkpoint in output_dir.")
     overwrite: bool = HfArg(default=False, help="Delete the run in output_dir first.")
 
@@ -125,7 +122,7 @@ def run(arguments: Sequence[str]) -> None:
         checkpoint=config.resume_from_checkpoint,
     )
     with folder as begin, StopRequests(notify) as requests:
-        model = find_model(str(TINY_POLICY) if options.model is None else options.model)
+        model = model_path(options)
         tokenizer = load_tokenizer(model)
         found = list(_demonstrations(options, env_kwargs, tokenizer))
         kept = [t for t in found if options.keep_failures or t.metrics.get("success", 1.0) > 0]

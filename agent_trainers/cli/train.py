@@ -34,26 +34,29 @@ from agent_trainers.checkpointing.interruption import (
 )
 from agent_trainers.cli.arguments import notifier
 from agent_trainers.cli.dry_run import dry_run
+from agent_trainers.cli.environments import Source, read_source
 from agent_trainers.cli.launch import (
     launch_command,
     leave_process_group,
     run_trainer,
     supervise,
 )
-from agent_trainers.cli.models import EMBEDDED, refused_settings, write_merged
 from agent_trainers.cli.output_folder import EVALUATION_FILE, open_run, settings_of
+from agent_trainers.cli.policies import (
+    EMBEDDED,
+    model_path,
+    refused_settings,
+    write_merged,
+)
 from agent_trainers.cli.results import SampleCollector, by_environment, write_results
-from agent_trainers.cli.task_sources import Source, read_source
 from agent_trainers.cli.train_options import (
     PROGRAM,
     TrainArguments,
-    describe_settings,
     make_parser,
     parse_arguments,
 )
 from agent_trainers.monitoring.live_view import show_progress
-from agent_trainers.policies.models import find_model, keep_to_one_thread, load_tokenizer
-from agent_trainers.tiny_policy import TINY_POLICY
+from agent_trainers.policies.models import keep_to_one_thread, load_tokenizer
 from agent_trainers.trainers.config import StepGRPOConfig
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trainers.ppo import trainer_class
@@ -83,12 +86,8 @@ def _launch_or_train(arguments: list[str]) -> None:
     sys.exit(exit_code)
 
 
-def run(arguments: Sequence[str], requests: StopRequests | None = None) -> int:  # noqa: C901, PLR0915
-    """Train, alone or as one of several processes, until done or `requests` stops it.
-
-    Returns:
-        The exit code.
-    """
+def run(arguments: Sequence[str], requests: StopRequests | None = None) -> int:  # noqa: C901, PLR0912, PLR0915
+    """Train, alone or as one of several processes, until done or stopped; return the exit code."""
     started = time.perf_counter()
     disable_progress_bar()  # transformers' bars for loading and saving
     options, config = parse_arguments(arguments)
@@ -119,7 +118,11 @@ def run(arguments: Sequence[str], requests: StopRequests | None = None) -> int: 
                     checkpoint=config.resume_from_checkpoint,
                 )
             )
-        notify_once(describe_settings(options, config))
+        notify_once(
+            f"{options.recipe}; {options.algorithm}: learning rate {config.learning_rate:g}, "
+            f"{config.generation_batch_size} episodes a batch in groups of "
+            f"{config.num_generations}, {config.max_steps} steps."
+        )
         trainer, evaluated_on = make_trainer(options, config, source)
         keep_to_one_thread(trainer.accelerator.unwrap_model(trainer.model))
         if is_main:
@@ -134,7 +137,13 @@ def run(arguments: Sequence[str], requests: StopRequests | None = None) -> int: 
         for callback in (stop, collector):
             trainer.add_callback(callback)
         progress = show_progress(trainer, title)
-        before = _evaluate_before(trainer, is_resumed=checkpoint is not None)
+        measured = folder / EVALUATION_FILE
+        if checkpoint is not None and measured.exists():
+            before = json.loads(measured.read_text(encoding="utf-8"))
+        else:
+            before = evaluate(trainer)
+            if is_main:
+                write_json(measured, before)
         collector.by_environment = by_environment(trainer, before, {})
         with contextlib.closing(progress):
             trainer.train(resume_from_checkpoint=checkpoint)
@@ -175,13 +184,9 @@ def run(arguments: Sequence[str], requests: StopRequests | None = None) -> int: 
 def make_trainer(
     options: TrainArguments, config: StepGRPOConfig, source: Source | None = None
 ) -> tuple[StepGRPOTrainer, str]:
-    """Load the model; return the trainer, and a description of the evaluation tasks.
-
-    Raises:
-        ConfigurationError: If model or environment cannot be loaded, or a setting is refused.
-    """
+    """Load the model; return the trainer, and a description of the evaluation tasks."""
     source = source or read_source(options)
-    model = find_model(str(TINY_POLICY) if options.model is None else options.model)
+    model = model_path(options)
     tokenizer = load_tokenizer(model)
     tasks = source.tasks(tokenizer, options.num_eval_tasks, config.seed, notify_once)
     config.model_init_kwargs = {**options.load_arguments(), **(config.model_init_kwargs or {})}
@@ -198,18 +203,6 @@ def make_trainer(
             **options.trainer_arguments(),
         )
     return trainer, tasks.words
-
-
-def _evaluate_before(trainer: StepGRPOTrainer, *, is_resumed: bool) -> dict[str, Any]:
-    """Evaluate before training; a resumed run reads what it measured then."""
-    path = Path(trainer.args.output_dir) / EVALUATION_FILE
-    if is_resumed and path.exists():
-        measured: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return measured
-    before = evaluate(trainer)
-    if trainer.accelerator.is_main_process:
-        write_json(path, before)
-    return before
 
 
 def evaluate(trainer: StepGRPOTrainer) -> dict[str, Any]:
@@ -250,12 +243,7 @@ def notify_once(text: str) -> None:
 
 
 def check_loggers(config: Any) -> None:
-    """Check that the loggers of ``report_to`` are installed; set ``run_name`` if it is not.
-
-    Raises:
-        ConfigurationError: If there is no such logger.
-        MissingExtraError: If a logger is not installed.
-    """
+    """Check that the loggers of ``report_to`` are installed; set ``run_name`` if it is not."""
     with refused_settings():
         get_reporting_integration_callbacks(config.report_to)
     for logger in config.report_to:

@@ -9,8 +9,8 @@ from transformers.hf_argparser import HfArg
 from agent_envs.core.lookup import lookup
 from agent_envs.errors import ConfigurationError
 from agent_trainers.cli.arguments import CommandParser, check_range, read_config
-from agent_trainers.cli.models import ModelArguments
-from agent_trainers.cli.task_sources import DEFAULT_ENV, OF_PROGRAMS, ProgramArguments
+from agent_trainers.cli.environments import DEFAULT_ENV, OF_PROGRAMS, ProgramArguments
+from agent_trainers.cli.policies import ModelArguments
 from agent_trainers.recipes import ACCELERATE_CONFIGS, FOLDER, RECIPES, find_recipe, find_settings
 from agent_trainers.trainers.config import (
     PRESETS,
@@ -48,13 +48,9 @@ class TrainArguments(ProgramArguments, ModelArguments):
         "each, too, as env/<name>/success.",
     )
     env_kwargs: str | None = HfArg(
-        default=None,
-        help='Keyword arguments of the environment as JSON: \'{"data": "x.jsonl"}\'; the defaults '
-        "of all if there are several.",
+        default=None, help='Keyword arguments of all environments as JSON: \'{"data": "x.jsonl"}\'.'
     )
-    eval_env_kwargs: str | None = HfArg(
-        default=None, help="Arguments that differ in evaluation, as JSON."
-    )
+    eval_env_kwargs: str | None = HfArg(default=None, help="Those that differ in evaluation.")
     eval_envs: list[str] | None = HfArg(
         default=None,
         aliases=["--eval_env", "--eval-env"],
@@ -69,32 +65,26 @@ class TrainArguments(ProgramArguments, ModelArguments):
     algorithm: str = HfArg(default="grpo_step", help=f"One of {', '.join(PRESETS)}.")
     num_eval_tasks: int = HfArg(
         default=200,
-        help="Tasks of each environment for evaluation before and after training; 0 for none. "
-        "Without eval_env_kwargs or eval_tasks they are held out of training, at most a fifth of "
-        "all.",
+        help="Tasks of each environment for evaluation before and after training. Without "
+        "eval_env_kwargs or eval_tasks they are held out of training, at most a fifth of all.",
     )
     sample_steps: int = HfArg(
         default=10,
-        help="Optimiser steps between samples of trajectories, in trajectories/ and on "
-        "trajectories.html; 0 for the first and the last step only.",
+        help="Steps between samples of trajectories; 0 for the first and the last step only.",
     )
     dry_run: bool = HfArg(
         default=False,
-        help="Run one batch up to its gradient, show all of it, and stop before anything is "
-        "updated or saved.",
+        help="Show one batch up to its gradient, and stop before anything is updated or saved.",
     )
     num_processes: int | None = HfArg(
-        default=None,
-        help="Processes that share each batch, one per accelerator or on the CPU.",
+        default=None, help="Processes that share each batch, on accelerators or the CPU."
     )
     accelerate_config: str | None = HfArg(
         default=None,
         help=f"A file of Accelerate's settings, or one of {', '.join(ACCELERATE_CONFIGS)}.",
     )
     resume: bool = HfArg(
-        default=False,
-        help="Resume from the newest complete checkpoint in output_dir; start from scratch if "
-        "there is none yet.",
+        default=False, help="Resume from the newest complete checkpoint in output_dir, if any."
     )
     overwrite: bool = HfArg(default=False, help="Delete the run in output_dir first.")
     recipe: str = field(default="", init=False)
@@ -128,10 +118,6 @@ def make_parser(arguments: Sequence[str]) -> _TrainParser:
     In order of priority: the command line, the file of ``--config``, the recipe, the algorithm's
     preset. The recipe is the one that ``--config`` names, else ``recipe.yaml`` of the model, else
     ``language_model`` with a model and ``default`` without.
-
-    Raises:
-        ConfigurationError: If the file is wrong.
-        UnknownNameError: If there is no such recipe or algorithm.
     """
     given = CommandParser((TrainArguments,), program=PROGRAM).given(arguments)
     on_command_line = {name: value for name, value in vars(given).items() if value is not None}
@@ -185,14 +171,3 @@ def _surviving(settings: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str
     if over.get("eval_envs") or over.get("eval_env"):
         dropped |= {"eval_env", "eval_envs"}
     return {name: value for name, value in settings.items() if name not in dropped}
-
-
-def describe_settings(options: TrainArguments, config: StepGRPOConfig) -> str:
-    """Return the recipe and the most important settings, in a line."""
-    device = "the CPU" if config.use_cpu else "the accelerator"
-    precision = "bf16" if config.bf16 else "fp16" if config.fp16 else "float32"
-    return (
-        f"{options.recipe}; {options.algorithm} on {device} in {precision}: learning rate "
-        f"{config.learning_rate:g}, {config.generation_batch_size} episodes a batch in groups of "
-        f"{config.num_generations}, {config.max_steps} steps."
-    )

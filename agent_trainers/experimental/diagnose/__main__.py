@@ -18,8 +18,12 @@ from agent_envs.core.command_line import json_object
 from agent_envs.data.files import write_json
 from agent_envs.errors import ConfigurationError, DataError
 from agent_trainers.cli.arguments import check_range, notifier, parse, run_command
-from agent_trainers.cli.environments import environment_maker, inspect_environment
-from agent_trainers.cli.task_sources import DEFAULT_ENV, evaluation_defaults
+from agent_trainers.cli.environments import (
+    DEFAULT_ENV,
+    environment_maker,
+    evaluation_defaults,
+    inspect_environment,
+)
 from agent_trainers.experimental.diagnose.oracle import Diagnosis, diagnose_by_oracle
 from agent_trainers.monitoring.report import write_trajectory_page
 from agent_trainers.monitoring.trajectory_samples import TrajectorySample

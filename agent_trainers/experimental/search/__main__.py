@@ -19,7 +19,7 @@ from agent_envs.data.files import write_json
 from agent_envs.errors import ConfigurationError
 from agent_envs.scoring.statistics import wilson_interval
 from agent_trainers.cli.arguments import check_range, notifier, parse, run_command
-from agent_trainers.cli.environments import first_tasks
+from agent_trainers.cli.environments import evaluation_defaults, first_tasks
 from agent_trainers.cli.policies import (
     PolicyArguments,
     check_episodes,
@@ -28,7 +28,6 @@ from agent_trainers.cli.policies import (
     open_environment,
     open_policy,
 )
-from agent_trainers.cli.task_sources import evaluation_defaults
 from agent_trainers.experimental.search.search import STRATEGIES, SearchRollout
 from agent_trainers.experimental.values.process_value import RESULTS_FILE, ProcessValue
 from agent_trainers.rollout.evaluation import Evaluation, evaluate

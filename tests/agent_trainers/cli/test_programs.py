@@ -6,7 +6,7 @@ import pytest
 
 from agent_envs.errors import ConfigurationError, DataError
 from agent_trainers.cli import evaluate, train
-from agent_trainers.cli.task_sources import check_program, read_source
+from agent_trainers.cli.environments import check_program, read_source
 from agent_trainers.cli.train_options import TrainArguments, parse_arguments
 
 PROGRAM = """
