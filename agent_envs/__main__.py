@@ -2,7 +2,6 @@
 
 import argparse
 import importlib.util
-import ipaddress
 import keyword
 import os
 import shlex
@@ -40,12 +39,7 @@ _ENV_HELP: Final = "Gymnasium id, with its module if it is not built in: my_modu
 
 
 def main(arguments: Sequence[str] | None = None, ask: Callable[[str], str] = input) -> None:
-    """Run the command.
-
-    Args:
-        arguments: Those of the command line; `sys.argv` if not given.
-        ask: Shows a prompt and returns a line, or raises EOFError at the end; for ``play``.
-    """
+    """Run the command; `ask` shows a prompt and returns a line, for ``play``."""
     options = _parser().parse_args(arguments)
     with errors_of_one_line(options.command):
         if options.command == "play":
@@ -107,11 +101,10 @@ def _parser() -> argparse.ArgumentParser:
 def list_environments(options: argparse.Namespace) -> None:
     """Print or write the page of all environments."""
     page = make_page()
-    if options.output is None:
-        print(page, end="")  # noqa: T201
-    else:
+    if options.output:
         options.output.write_text(page, encoding="utf-8")
-        print(f"Wrote {options.output}.")  # noqa: T201
+    else:
+        print(page, end="")  # noqa: T201
 
 
 def check(options: argparse.Namespace) -> None:
@@ -136,15 +129,7 @@ def new(options: argparse.Namespace) -> None:
 
 
 def write_template(name: str, folder: Path) -> list[Path]:
-    """Write a module with an environment, and its tests; return the two files.
-
-    Args:
-        name: Name of the module; the name of the class is derived from it.
-        folder: Folder; created if it does not exist.
-
-    Raises:
-        ConfigurationError: If the name is invalid or taken, or a file exists.
-    """
+    """Write the module `name` with an environment, and its tests; return the two files."""
     if not (name.isidentifier() and name.islower()) or keyword.iskeyword(name):
         raise ConfigurationError(f"{name!r} cannot name a module; write a name like my_env.")
     files = {}
@@ -172,12 +157,7 @@ def serve(options: argparse.Namespace) -> None:
     from agent_envs.remote.server import EnvironmentServer, listen
 
     kwargs = json_object(options.env_kwargs, "--env_kwargs")
-    if options.max_sessions < 1 or options.idle_timeout <= 0:
-        raise ConfigurationError(
-            f"--max_sessions ({options.max_sessions}) and --idle_timeout ({options.idle_timeout:g})"
-            " must be positive."
-        )
-    if not options.token and not _is_loopback(options.host):
+    if not options.token and options.host not in ("127.0.0.1", "::1", "localhost"):
         raise ConfigurationError(
             f"--host {options.host} admits other machines. Set {TOKEN_VARIABLE} to a secret, here "
             "and where the clients run."
@@ -193,13 +173,6 @@ def serve(options: argparse.Namespace) -> None:
     what = server.description["environment"]
     print(f"Serving {what} at {url} ({options.max_sessions} sessions)", flush=True)  # noqa: T201
     listener.run(sockets=[socket])
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def play(options: argparse.Namespace, ask: Callable[[str], str]) -> None:
@@ -233,12 +206,10 @@ def play(options: argparse.Namespace, ask: Callable[[str], str]) -> None:
 def _as_action(env: ToolEnv, line: str) -> str:
     """Return the action of a model for a line of a person."""
     word, _, rest = line.partition(" ")
-    if word == "raw":
-        return rest
     if word == "answer":
         return env.write_answer(rest)
     if word not in env.tools:
-        return line
+        return rest if word == "raw" else line
     return env.write_call(word, **_read_arguments(env.tools[word].schema["function"], rest))
 
 
@@ -251,15 +222,8 @@ def _read_arguments(function: dict[str, Any], text: str) -> dict[str, Any]:
         words = []
     pairs = [word.partition("=") for word in words]
     if pairs and all(mark and name in parameters for name, mark, _ in pairs):
-        return {name: _read_value(value) for name, _, value in pairs}
+        return {name: int(v) if v.lstrip("-").isdecimal() else v for name, _, v in pairs}
     return {parameters[0]: text} if parameters else {}
-
-
-def _read_value(text: str) -> int | str:
-    try:
-        return int(text)
-    except ValueError:
-        return text
 
 
 _COMMANDS: Final[dict[str, Callable[[argparse.Namespace], None]]] = {

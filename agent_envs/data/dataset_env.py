@@ -32,9 +32,6 @@ class DatasetEnv(ToolEnv):
                 the public data set on the hub if not given.
             split: The split of the hub's data set, instead of the usual one.
             shared: Arguments of `ToolEnv`.
-
-        Raises:
-            DataError: If the source is missing or malformed; names file, row and field.
         """
         self._tasks = self.load_tasks(self.dataset.find(data, split))
         super().__init__(**shared)

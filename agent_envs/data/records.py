@@ -29,48 +29,38 @@ def read_records(path: str | Path) -> list[dict[str, Any]]:
     try:
         if path.suffix == ".parquet":
             return _read_parquet(path)
-        with _open(path) as file:
-            if path.name.endswith((".jsonl", ".jsonl.gz")):
-                return list(_read_lines(file, path))
-            return _read_list(file, path)
-    except (gzip.BadGzipFile, zlib.error) as error:
+        # utf-8-sig also reads files without the mark that some editors put first.
+        open_text: Any = gzip.open if path.suffix == ".gz" else open
+        with open_text(path, "rt", encoding="utf-8-sig") as file:
+            is_lines = path.name.endswith((".jsonl", ".jsonl.gz"))
+            return list(_read_lines(file, path)) if is_lines else _read_list(file, path)
+    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise DataError(f"{path}: is not a sound gzip file ({error}). Copy it again.") from None
     except OSError as error:
         reason = error.strerror or str(error)
         raise DataError(f"{path}: cannot be read ({reason}). Check the path.") from None
-    except EOFError:
-        raise DataError(f"{path}: the compressed file ends too early. Copy it again.") from None
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: is not UTF-8 text ({error.reason}).") from None
-
-
-def _open(path: Path) -> IO[str]:
-    # utf-8-sig also reads files without the mark that some editors put first.
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8-sig")
-    return path.open(encoding="utf-8-sig")
 
 
 def _read_lines(file: IO[str], path: Path) -> Iterator[dict[str, Any]]:
     for number, line in enumerate(file, start=1):
         if line.strip():
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise DataError(f"{path}, row {number}: is not valid JSON ({error}).") from None
-            yield _checked(record, path, number)
+            yield _checked(_parsed(line, f"{path}, row {number}"), path, number)
 
 
 def _read_list(file: IO[str], path: Path) -> list[dict[str, Any]]:
-    try:
-        records = json.load(file)
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, UnicodeDecodeError):
-            raise
-        raise DataError(f"{path}: is not valid JSON ({error}).") from None
+    records = _parsed(file.read(), str(path))
     if not isinstance(records, list):
         raise DataError(f"{path}: must hold a list of rows, not {type(records).__name__}.")
     return [_checked(record, path, number) for number, record in enumerate(records, start=1)]
+
+
+def _parsed(text: str, place: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{place}: is not valid JSON ({error}).") from None
 
 
 def _read_parquet(path: Path) -> list[dict[str, Any]]:

@@ -40,18 +40,13 @@ class FileStamp:
 
     @classmethod
     def of(cls, path: str | Path) -> "FileStamp":
-        """Stamp a file.
-
-        Raises:
-            DataError: If it cannot be read.
-        """
+        """Stamp a file; a DataError if it cannot be read."""
+        path = Path(path).expanduser()
         try:
-            status = Path(path).expanduser().stat()
+            status = path.stat()
         except OSError as error:
-            raise DataError(
-                f"{path}: cannot be read ({error.strerror}). Pass the path of an existing file."
-            ) from None
-        return cls(str(Path(path).expanduser()), status.st_size, status.st_mtime_ns)
+            raise DataError(f"{path}: cannot be read ({error.strerror}). Check the path.") from None
+        return cls(str(path), status.st_size, status.st_mtime_ns)
 
     def __str__(self) -> str:
         """Return the path."""
@@ -74,11 +69,7 @@ class HubSplit:
         return f"{self.hub.path}:{self.split}"
 
     def rows(self) -> Rows:
-        """Load the rows from the hub or its cache.
-
-        Raises:
-            DataError: If that fails.
-        """
+        """Load the rows from the hub or its cache; a DataError if that fails."""
         require_extra("data", f"The hub's data set {self.hub.path}", "datasets")
         import datasets
 
@@ -86,10 +77,9 @@ class HubSplit:
         try:
             rows: Rows = datasets.load_dataset(hub.path, hub.configuration, split=self.split)
         except Exception as error:
-            configuration = f"{hub.configuration}, " if hub.configuration else ""
             raise DataError(
-                f"The hub's data set {hub.path} ({configuration}split {self.split!r}) could not "
-                f"be loaded: {type(error).__name__}: {error}. Pass data= with a local file of "
+                f"The hub's data set {hub.path} ({hub.configuration or 'default'}, split {self.split!r}) could "
+                f"not be loaded: {type(error).__name__}: {error}. Pass data= with a local file of "
                 f"{hub.name} rows (JSONL, JSON, Parquet; also .gz), or check the network and the "
                 "split's name."
             ) from error
@@ -116,23 +106,14 @@ Source = FileStamp | HubSplit | GivenRows
 
 
 def field(row: Mapping[str, Any], name: str) -> Any:
-    """Return a field of a row.
-
-    Raises:
-        DataError: If it is missing or None; names the fields that were found.
-    """
+    """Return a field of a row; a DataError if it is missing or None."""
     if row.get(name) is None:
-        found = ", ".join(row) or "nothing"
-        raise DataError(f"field {name!r} is missing (found: {found}).")
+        raise DataError(f"field {name!r} is missing (found: {', '.join(row) or 'nothing'}).")
     return row[name]
 
 
 def text_field(row: Mapping[str, Any], name: str) -> str:
-    """Return a field of a row that must hold text.
-
-    Raises:
-        DataError: If it does not; names the field.
-    """
+    """Return a field of a row that must hold text; else a DataError names it."""
     value = field(row, name)
     if not isinstance(value, str) or not value.strip():
         raise DataError(f"field {name!r} must be a non-empty string, not {value!r}.")
@@ -144,26 +125,14 @@ class DatasetSpec(Generic[Row]):
     """A data set: its source, and how its rows are read."""
 
     read: Callable[[Mapping[str, Any], int], Row | None]
-    """Takes a row and its index; returns None to leave it out.
-
-    Raises:
-        DataError: If the row is malformed; names the field. `read_all` names source and row.
-    """
+    """Takes a row and its index; returns None to leave it out, or raises a DataError."""
     form: str
     """The form of a row, in a sentence; part of every error."""
     hub: Hub | None = None
     """The public data set, if there is one."""
 
     def find(self, data: "str | Path | datasets.Dataset | None", split: str | None) -> Source:
-        """Return the source of the rows.
-
-        Args:
-            data: A file, a ``datasets.Dataset``, or None for the public data set.
-            split: The split of the public data set; None for the one it names.
-
-        Raises:
-            DataError: If the file cannot be read, or there is no public data set.
-        """
+        """Return the source: the file or data set `data`, or `split` of the public data set."""
         if data is not None:
             return FileStamp.of(data) if isinstance(data, str | Path) else GivenRows(data)
         if self.hub is None:
@@ -171,11 +140,7 @@ class DatasetSpec(Generic[Row]):
         return HubSplit(self.hub, split or self.hub.split)
 
     def read_all(self, source: Source) -> list[Row]:
-        """Read every row.
-
-        Raises:
-            DataError: If one is malformed, or there are none; names source, row and field.
-        """
+        """Read every row; a DataError names source, row and field of a malformed one."""
         rows: list[Row] = []
         for index, record in enumerate(source.rows()):
             try:

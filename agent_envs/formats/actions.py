@@ -92,10 +92,7 @@ class ParsedAction:
 
 
 class ToolFormat(ABC):
-    """A syntax of actions; ``tool_format=`` takes an object of any subclass.
-
-    The formats here never raise in `parse`: a text that is no action is `invalid`.
-    """
+    """A syntax of actions; ``tool_format=`` takes an object of any subclass."""
 
     name: str
     """Value of ``info["tool_format"]``."""
@@ -149,8 +146,8 @@ class ToolFormat(ABC):
         if len(actions) == 1:
             return actions[0]
         if any(action.kind == "answer" or action.error == "bad_answer" for action in actions):
-            is_counted = len(actions) <= MAX_CALLS
-            return self.only_one(len(actions) if is_counted else f"over {MAX_CALLS}", tools)
+            count = len(actions) if len(actions) <= MAX_CALLS else f"over {MAX_CALLS}"
+            return self.only_one(count, tools)
         if len(actions) > MAX_CALLS:
             return self.invalid("multiple_actions", TOO_MANY_CALLS_TEXT, tools, limit=MAX_CALLS)
         first = next((a for a in actions if a.kind == "tool_call"), actions[0])
@@ -169,9 +166,18 @@ class ToolFormat(ABC):
         try:
             valid = tools[name].validate(arguments)
         except ValueError as error:
-            fields = {"name": name, "reason": shortened(str(error))}
-            return self.invalid("bad_arguments", BAD_ARGUMENTS_TEXT, tools, **fields)
+            reason = str(error)
+            if len(reason) > MAX_REASON_CHARS:
+                reason = reason[:MAX_REASON_CHARS] + " …"
+            return self.invalid(
+                "bad_arguments", BAD_ARGUMENTS_TEXT, tools, name=name, reason=reason
+            )
         return ParsedAction(kind="tool_call", name=name, arguments=valid)
+
+    def object_call(self, value: Any, tools: Mapping[str, Tool]) -> ParsedAction:
+        """Return the call that an object with ``name`` and ``arguments`` makes."""
+        call = value if isinstance(value, dict) else {}
+        return self.checked_call(call.get("name"), call.get("arguments", {}), tools)
 
     def json_call(self, name: str, text: str, tools: Mapping[str, Tool]) -> ParsedAction:
         """Return a call whose arguments are a JSON object or empty; see `checked_call`."""
@@ -201,11 +207,6 @@ class ToolFormat(ABC):
         return ParsedAction(kind="invalid", error=code, message=message)
 
 
-def shortened(text: str) -> str:
-    """Return the start of a text that is too long for a feedback."""
-    return text if len(text) <= MAX_REASON_CHARS else text[:MAX_REASON_CHARS] + " …"
-
-
 def skip_space(text: str, start: int) -> int:
     """Return the end of the white space at `start`."""
     while start < len(text) and text[start].isspace():
@@ -214,11 +215,7 @@ def skip_space(text: str, start: int) -> int:
 
 
 def example_arguments(tool: Tool) -> dict[str, Any]:
-    """Return an example value for each required argument of a tool.
-
-    Raises:
-        RecursionError: If the schema requires too many objects, or is recursive.
-    """
+    """Return an example value for each required argument; a RecursionError if they are endless."""
     left = iter(range(MAX_EXAMPLE_OBJECTS))
     return _example_members(tool.parameters, tool.parameters.get("$defs", {}), left)
 

@@ -7,7 +7,7 @@ An action is a message of the assistant as text: ``{"tool_calls": [{"function": 
 import contextlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -31,12 +31,10 @@ _MARKUP: Final = "<(?P<tag>answer|tool_call)>"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionCall:
-    """One structured call."""
+    """One structured call: name, and the model's JSON text, which may be malformed."""
 
     name: str
-    """Name of the function."""
     arguments: str
-    """The model's JSON text, which may be malformed."""
 
 
 def write_message(content: str, calls: Sequence[FunctionCall]) -> str:
@@ -50,16 +48,9 @@ def write_message(content: str, calls: Sequence[FunctionCall]) -> str:
 
 
 def read_message(text: str) -> tuple[str, list[FunctionCall] | None]:
-    """Read an action written by `write_message`.
-
-    Returns:
-        The text, and the calls; None if `text` holds malformed calls.
-    """
-    stripped = text.strip()
-    if not stripped.startswith("{"):
-        return text, []
+    """Return text and calls of an action written by `write_message`; None for malformed calls."""
     try:
-        message = STRICT_JSON.decode(stripped)
+        message = STRICT_JSON.decode(text.strip())
     except (ValueError, RecursionError):
         return text, []
     if not isinstance(message, dict) or "tool_calls" not in message:
@@ -72,20 +63,34 @@ def read_message(text: str) -> tuple[str, list[FunctionCall] | None]:
 
 
 class OpenAIFormat(ToolFormat):
-    """Structured calls; a message without one is the answer."""
+    """Structured calls; a message without one is the answer, or goes to the user.
+
+    With a user, an answer has tags.
+    """
 
     name = "openai"
     is_native = is_structured = True
 
+    def __init__(self, *, has_user: bool = False) -> None:
+        """Set whether plain text goes to a user."""
+        self._has_user = has_user
+
     def parse(self, text: str, tools: Mapping[str, Tool]) -> ParsedAction:
         """Parse one model turn."""
         content, calls = read_message(text)
-        if calls is None:
+        if calls:
+            read = [self.json_call(c.name, c.arguments, tools) for c in calls[: MAX_CALLS + 1]]
+            return self.turn(read, tools)
+        found = [span.content for _, span in find_spans(content, _MARKUP, _read_markup(content))]
+        if calls is None or None in found:  # a call that the server could not parse
             return self.invalid("bad_call", BAD_CALL_TEXT, tools)
-        if not calls:
-            return self._read_answer(content, tools)
-        read = [self.json_call(c.name, c.arguments, tools) for c in calls[: MAX_CALLS + 1]]
-        return self.turn(read, tools)
+        tagged = [answer for answer in found if answer]
+        if self._has_user:
+            each = [self.checked_answer(answer, tools) for answer in tagged[: MAX_CALLS + 1]]
+            return self.turn(each, tools)
+        # many models answer in tags
+        answer = tagged[0] if len(tagged) == 1 else without_thoughts(content)
+        return self.checked_answer(answer, tools)
 
     def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Write a call."""
@@ -94,70 +99,33 @@ class OpenAIFormat(ToolFormat):
 
     def write_answer(self, answer: str) -> str:
         """Write an answer."""
-        return answer
+        return f"<answer>{answer}</answer>" if self._has_user else answer
 
     def instructions(self, tools: Sequence[Tool]) -> str:
         """Describe answers; the server describes calls."""
-        return (
-            "Call a tool, or end with your final answer: a message that holds nothing "
-            "but the answer."
-        )
+        plain = ": a message that holds nothing but the answer."
+        form = f", as {ANSWER_EXAMPLE}." if self._has_user else plain
+        return f"Call a tool, or end with your final answer{form}"
 
     def examples(self, tools: Mapping[str, Tool]) -> str:
         """Describe calls and answers; no model writes the structure itself."""
-        return (CALL_FUNCTION_TEXT.format(names=", ".join(tools)) if tools else "") + ANSWER_IN_TEXT
+        calls = CALL_FUNCTION_TEXT.format(names=", ".join(tools)) if tools else ""
+        tagged = ANSWER_EXAMPLE_TEXT.format(answer=ANSWER_EXAMPLE)
+        return calls + (tagged if self._has_user else ANSWER_IN_TEXT)
 
     def for_dialogue(self) -> ToolFormat:
         """Return the format in which an answer has tags; plain text goes to the user."""
-        return _OpenAIDialogueFormat()
-
-    def _read_answer(self, content: str, tools: Mapping[str, Tool]) -> ParsedAction:
-        found = [span.content for _, span in find_spans(content, _MARKUP, _MarkupReader(content))]
-        if None in found:  # a call that the server could not parse
-            return self.invalid("bad_call", BAD_CALL_TEXT, tools)
-        return self._choose_answer([answer for answer in found if answer], content, tools)
-
-    def _choose_answer(
-        self, tagged: Sequence[str], content: str, tools: Mapping[str, Tool]
-    ) -> ParsedAction:
-        # many models answer in tags
-        answer = tagged[0] if len(tagged) == 1 else without_thoughts(content)
-        return self.checked_answer(answer, tools)
+        return OpenAIFormat(has_user=True)
 
 
-class _OpenAIDialogueFormat(OpenAIFormat):
-    """Structured calls, and answers in tags; see `OpenAIFormat.for_dialogue`."""
+def _read_markup(content: str) -> Callable[[re.Match[str]], Span[str | None]]:
+    """Return the reader of an answer between tags ("" if it is not closed), or None for a call."""
+    last_end = content.rfind("</answer>")
 
-    def write_answer(self, answer: str) -> str:
-        """Write an answer."""
-        return f"<answer>{answer}</answer>"
-
-    def instructions(self, tools: Sequence[Tool]) -> str:
-        """Describe answers; the server describes calls."""
-        return f"Call a tool, or end with your final answer, as {ANSWER_EXAMPLE}."
-
-    def examples(self, tools: Mapping[str, Tool]) -> str:
-        """Describe calls and answers."""
-        answer = ANSWER_EXAMPLE_TEXT.format(answer=ANSWER_EXAMPLE)
-        return (CALL_FUNCTION_TEXT.format(names=", ".join(tools)) if tools else "") + answer
-
-    def _choose_answer(
-        self, tagged: Sequence[str], content: str, tools: Mapping[str, Tool]
-    ) -> ParsedAction:
-        return self.turn([self.checked_answer(a, tools) for a in tagged[: MAX_CALLS + 1]], tools)
-
-
-class _MarkupReader:
-    """Read an answer between tags, "" if it is not closed, or None for a call."""
-
-    def __init__(self, content: str) -> None:
-        self._content = content
-        self._last_end = content.rfind("</answer>")
-
-    def __call__(self, opening: re.Match[str]) -> Span[str | None]:
-        content, start = self._content, opening.end()
+    def read(opening: re.Match[str]) -> Span[str | None]:
+        start = opening.end()
         if opening["tag"] == "answer":
-            if start > self._last_end:
+            if start > last_end:
                 return Span(start, True, "")
             end = content.index("</answer>", start)
             is_whole = content.find(END_OF_THOUGHT, start, end) < 0
@@ -165,6 +133,8 @@ class _MarkupReader:
         with contextlib.suppress(ValueError, RecursionError):
             return Span(STRICT_JSON.raw_decode(content, skip_space(content, start))[1], True, None)
         return Span(len(content), False, None)
+
+    return read
 
 
 def _call(entry: Any) -> FunctionCall | None:

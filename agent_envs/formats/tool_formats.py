@@ -55,9 +55,8 @@ class _MarkupFormat(ToolFormat):
         tags = "|".join(map(re.escape, [*self._call_tags(tools), "answer"]))
 
         def read(opening: re.Match[str]) -> _Span:
-            tag = opening["tag"]
-            read = self._read_answer if tag == "answer" else self._read_call
-            return read(text, opening.end(), tag, tools)
+            reads = self._read_answer if opening["tag"] == "answer" else self._read_call
+            return reads(text, opening.end(), opening["tag"], tools)
 
         return self.turn(find_actions(text, f"<(?P<tag>{tags})>", read), tools)
 
@@ -100,11 +99,10 @@ class _MarkupFormat(ToolFormat):
         except (ValueError, RecursionError) as error:
             return Span(len(text), False, partial(self.bad_json, error, tools))
         end = skip_space(text, end)
-        if text.startswith(f"</{tag}>", end):
-            return Span(end + len(tag) + 3, True, partial(check, value))
-        if end < len(text):  # a tag may be missing only at the very end
+        is_closed = text.startswith(f"</{tag}>", end)
+        if end < len(text) and not is_closed:  # a tag may be missing only at the very end
             return self._unclosed("bad_json", text, tag, tools)
-        return Span(end, True, partial(check, value))
+        return Span(end + is_closed * (len(tag) + 3), True, partial(check, value))
 
 
 class HermesFormat(_MarkupFormat):
@@ -129,11 +127,7 @@ class HermesFormat(_MarkupFormat):
         return ["tool_call"]
 
     def _read_call(self, text: str, start: int, tag: str, tools: Mapping[str, Tool]) -> _Span:
-        return self._read_object(text, start, tag, tools, partial(self._checked, tools=tools))
-
-    def _checked(self, call: Any, tools: Mapping[str, Tool]) -> ParsedAction:
-        call = call if isinstance(call, dict) else {}
-        return self.checked_call(call.get("name"), call.get("arguments", {}), tools)
+        return self._read_object(text, start, tag, tools, partial(self.object_call, tools=tools))
 
 
 class TagsFormat(_MarkupFormat):
@@ -156,14 +150,12 @@ class TagsFormat(_MarkupFormat):
 
     def instructions(self, tools: Sequence[Tool]) -> str:
         """Describe each tool; no chat template does."""
-        lines = ["You have these tools; call one by writing its tag:"]
-        for tool in tools:
-            call = self.write_call(tool.name, example_arguments(tool))
-            lines.append(f"- {call}: {' '.join(tool.description.split())}")
-        lines.append(
+        lines = [
+            "You have these tools; call one by writing its tag:",
+            *(_description(self, tool) for tool in tools),
             "The result comes back inside <information> tags. End with your final answer, and "
-            f"nothing but the answer, as {ANSWER_EXAMPLE}."
-        )
+            f"nothing but the answer, as {ANSWER_EXAMPLE}.",
+        ]
         return "\n".join(lines)
 
     def result_message(self, name: str, content: str) -> Message:
@@ -176,7 +168,7 @@ class TagsFormat(_MarkupFormat):
     def _read_call(self, text: str, start: int, tag: str, tools: Mapping[str, Tool]) -> _Span:
         argument = text_argument(tools[tag])
         if argument is None and text.startswith("{", skip_space(text, start)):
-            check = partial(self._checked, tag, tools)
+            check = partial(self.checked_call, tag, tools=tools)
             return self._read_object(text, start, tag, tools, check)
         end = text.find(f"</{tag}>", start)
         if end < 0:
@@ -189,9 +181,6 @@ class TagsFormat(_MarkupFormat):
             else partial(self.checked_call, tag, {argument: body}, tools)
         )
         return Span(end + len(tag) + 3, True, understand)
-
-    def _checked(self, name: str, tools: Mapping[str, Tool], arguments: Any) -> ParsedAction:
-        return self.checked_call(name, arguments, tools)
 
 
 class JsonFormat(ToolFormat):
@@ -226,7 +215,7 @@ class JsonFormat(ToolFormat):
         """Describe each tool; no chat template does."""
         lines = [
             "You have these tools; call one by writing a JSON object:",
-            *(_description(self, tool) for tool in tools),
+            *(_description(self, tool, with_schema=True) for tool in tools),
             "End with your final answer, and nothing but the answer, as "
             f"{self.write_answer(ANSWER_PLACEHOLDER)}.",
         ]
@@ -238,7 +227,7 @@ class JsonFormat(ToolFormat):
 
     def _read(self, value: dict[str, Any], tools: Mapping[str, Tool]) -> ParsedAction:
         if "answer" not in value or "name" in value:
-            return self.checked_call(value.get("name"), value.get("arguments", {}), tools)
+            return self.object_call(value, tools)
         answer = "" if value["answer"] is None else value["answer"]
         # a number is an answer, too
         text = answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False)
@@ -289,7 +278,7 @@ class ReactFormat(ToolFormat):
             "Action: the name of a tool",
             "Action Input: its arguments as a JSON object",
             "The result comes back as an Observation. These are the tools:",
-            *(_description(self, tool) for tool in tools),
+            *(_description(self, tool, with_schema=True) for tool in tools),
             "When you know the answer, end with a thought and nothing but the answer:",
             "Thought: I now know the final answer",
             f"Final Answer: {ANSWER_PLACEHOLDER}",
@@ -337,11 +326,14 @@ def _sections(text: str) -> list[tuple[str, str]]:
     return sections
 
 
-def _description(form: ToolFormat, tool: Tool) -> str:
-    """Describe a tool by an example of a call and the schema of its arguments."""
-    example = form.write_call(tool.name, example_arguments(tool)).replace("\n", " ")
+def _description(form: ToolFormat, tool: Tool, *, with_schema: bool = False) -> str:
+    """Describe a tool by an example of a call, and the schema of its arguments."""
+    example = form.write_call(tool.name, example_arguments(tool))
+    text = f"- {example}: {' '.join(tool.description.split())}"
+    if not with_schema:
+        return text
     schema = json.dumps(tool.parameters.get("properties", {}), ensure_ascii=False)
-    return f"- {example}: {' '.join(tool.description.split())} Arguments: {schema}"
+    return " ".join(text.split("\n")) + f" Arguments: {schema}"
 
 
 TOOL_FORMATS: Final[Mapping[str, ToolFormat]] = {

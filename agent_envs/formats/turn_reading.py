@@ -22,11 +22,9 @@ class Span(Generic[T]):
     """A candidate for an action or a part of one."""
 
     end: int
-    """End in the text."""
     is_whole: bool
     """Whether it was closed; else it may be a mention in a thought."""
     content: T
-    """The parsed content."""
 
 
 Understand = Callable[[], ParsedAction]
@@ -37,13 +35,9 @@ Read = Callable[[re.Match[str]], Span[T]]
 def find_spans(
     text: str, opening: str, read: Read[T], limit: int | None = None
 ) -> list[tuple[re.Match[str], Span[T]]]:
-    """Return the actions, each with the match of its start.
+    """Return at most `limit` actions of a turn, each with the match of its start.
 
-    Args:
-        text: One turn of the model.
-        opening: Pattern of the start of an action.
-        read: Called with each match; finds the end.
-        limit: Maximum number of actions to return; None for all.
+    `opening` is the pattern of the start of an action; `read` finds its end.
     """
     pattern = re.compile(f"{_MARKS}|{opening}", re.MULTILINE)
     limit = len(text) if limit is None else limit

@@ -1,16 +1,7 @@
-"""The conformance kit, for any environment.
+"""The conformance kit, for any environment: `check` in a test, or ``python -m agent_envs check``.
 
-::
-
-    from agent_envs.testing import check
-
-    def test_my_env_keeps_the_contract():
-        check("my_env:MyEnv-v0")
-
-Features that an environment does not offer are skipped. Tools are called with random arguments, as
-by a model: use no tool that may do harm. Reward-hacking probes are separate::
-
-    assert find_detour(play_ways(gym.make("my_env:MyEnv-v0"), seed=0)) is None
+Tools are called with random arguments, as by a model: use no tool that may do harm. `play_ways`
+runs probes for reward hacking, and `find_detour` finds one that pays.
 """
 
 from agent_envs.errors import ConformanceError

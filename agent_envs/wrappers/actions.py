@@ -1,11 +1,6 @@
 """Actions as numbers, for libraries whose policies write no text.
 
-`MenuActions` lets a policy choose from candidates, and `TokenActions` lets it write token ids. With
-`TokenObservation` both sides are arrays, as Stable-Baselines3 and CleanRL need them::
-
-    env = ConversationObservation(gym.make("AgentR1/SyntheticTable-v0"))
-    env = TokenObservation(env, tokenizer, max_length=1024)
-    env = MenuActions(env, my_menu, size=16)
+With `TokenObservation` both sides are arrays, as Stable-Baselines3 and CleanRL need them.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,14 +36,9 @@ class MenuActions(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
             env: An environment whose actions are text.
             menu: The texts, or a function of the state's `info` that returns them.
             size: The number of actions; ``info["num_cut_choices"]`` counts the texts beyond it.
-
-        Raises:
-            ConfigurationError: If `size` is less than 1.
         """
         RecordConstructorArgs.__init__(self, menu=menu, size=size)
         super().__init__(env)
-        if size < 1:
-            raise ConfigurationError(f"size must be at least 1, not {size}.")
         self._menu, self._size = menu, size
         self._choices: list[str] = []
         self.action_space = gym.spaces.Discrete(size)
@@ -61,11 +51,7 @@ class MenuActions(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         return observation, self._offer(info)
 
     def step(self, action: np.int64) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Take the turn with index `action`.
-
-        Raises:
-            ConfigurationError: If it is not from 0 to size - 1.
-        """
+        """Take the turn with index `action`."""
         if not isinstance(action, int | np.integer) or not 0 <= action < self._size:
             raise ConfigurationError(f"An action is 0 to {self._size - 1}, not {action!r}.")
         text = self._choices[int(action)] if int(action) < len(self._choices) else NO_CHOICE
@@ -105,28 +91,16 @@ class TokenActions(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
             length: Length of an action, in tokens.
             num_tokens: Number of token ids.
             end_id: The id that ends an action.
-
-        Raises:
-            ConfigurationError: If a number is out of range.
         """
         RecordConstructorArgs.__init__(
             self, decode=decode, length=length, num_tokens=num_tokens, end_id=end_id
         )
         super().__init__(env)
-        if length < 1 or not 0 <= end_id < num_tokens:
-            raise ConfigurationError(
-                f"length must be at least 1, not {length}, and end_id from 0 to {num_tokens - 1}, "
-                f"not {end_id}."
-            )
         self._decode, self._end_id = decode, end_id
         self.action_space = gym.spaces.MultiDiscrete([num_tokens] * length)
 
     def step(self, action: Tokens) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Take the turn of the decoded token ids.
-
-        Raises:
-            ConfigurationError: If they are not in the action space.
-        """
+        """Take the turn of the decoded token ids."""
         ids = np.asarray(action, np.int64)
         if not self.action_space.contains(ids):
             raise ConfigurationError(f"An action is in {self.action_space}, not {action!r}.")

@@ -6,8 +6,6 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.utils import RecordConstructorArgs
 
-from agent_envs.errors import ConfigurationError
-
 Potential = Callable[[gym.Env[str, str]], float]
 TERM = "shaping"
 
@@ -27,14 +25,9 @@ class PotentialShaping(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
             env: Any environment.
             potential: Value of the current state, given the unwrapped environment.
             gamma: Must be the discount of the training.
-
-        Raises:
-            ConfigurationError: If `gamma` is not in [0, 1].
         """
         RecordConstructorArgs.__init__(self, potential=potential, gamma=gamma)
         super().__init__(env)
-        if not 0.0 <= gamma <= 1.0:
-            raise ConfigurationError(f"gamma must be in [0, 1], not {gamma}.")
         self._potential, self._gamma = potential, gamma
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:

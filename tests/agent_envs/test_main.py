@@ -114,7 +114,6 @@ def test_the_documentation_shows_the_template(tmp_path):
         (["play", "AgentR1/Nothing-v0"], "Environment `Nothing` doesn't exist"),
         (["play", "CartPole-v1", "--env_kwargs", "{}"], "not an environment with tools"),
         (["serve", ID, "--host", "0.0.0.0"], "admits other machines. Set AGENT_ENVS_TOKEN"),
-        (["serve", ID, "--max_sessions", "0"], "--max_sessions (0)"),
         (["serve", "AgentR1/SyntheticMultiHap-v0"], "Did you mean: `SyntheticMultiHop`"),
         (["play", ID, "--env_kwargs", "[]"], "must be a JSON object"),
         (["check", ID, "--env_kwargs", "{"], "--env_kwargs is not valid JSON"),
