@@ -78,10 +78,10 @@ class HubSplit:
             rows: Rows = datasets.load_dataset(hub.path, hub.configuration, split=self.split)
         except Exception as error:
             raise DataError(
-                f"The hub's data set {hub.path} ({hub.configuration or 'default'}, split {self.split!r}) could "
-                f"not be loaded: {type(error).__name__}: {error}. Pass data= with a local file of "
-                f"{hub.name} rows (JSONL, JSON, Parquet; also .gz), or check the network and the "
-                "split's name."
+                f"The hub's data set {hub.path} ({hub.configuration or 'default'}, split "
+                f"{self.split!r}) could not be loaded: {type(error).__name__}: {error}. Pass data= "
+                f"with a local file of {hub.name} rows (JSONL, JSON, Parquet; also .gz), or check "
+                "the network and the split's name."
             ) from error
         return rows
 

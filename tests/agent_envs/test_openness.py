@@ -2,7 +2,6 @@
 """Custom formats, contexts, retrievers, tools, data sets and rewards, as users write them."""
 
 import json
-import threading
 
 import gymnasium as gym
 import pytest
@@ -18,7 +17,6 @@ from agent_envs import (
     ToolFormat,
     text_field,
 )
-from agent_envs.retrieval import Hit, Passage
 
 ID = "AgentR1/SyntheticMultiHop-v0"
 
@@ -62,29 +60,6 @@ def test_custom_tool_format():
     for call in calls:
         assert env.step(f"I look it up.\n{call}")[0].startswith("search: [1]")
     assert env.step(answer)[4]["metrics"]["success"] == 1.0
-
-
-class Shelf:
-    """Finds passages whose title is a word of the query."""
-
-    def __init__(self, *passages):
-        self.passages = passages
-        self.lock = threading.Lock()  # an index in use is often no plain data
-
-    def search(self, query, top_k):
-        hits = [
-            Hit(passage=passage, index=number, score=1.0)
-            for number, passage in enumerate(self.passages)
-            if passage.title in query.split()
-        ]
-        return hits[:top_k]
-
-
-def test_custom_retriever(data_files):
-    shelf = Shelf(Passage("Oslo", "A city."), Passage("Ada Holm", "A painter."))
-    env = gym.make("AgentR1/HotpotQA-v0", data=data_files["AgentR1/HotpotQA-v0"], retriever=shelf)
-    env.reset(seed=0)
-    assert env.step(env.unwrapped.write_call("search", query="in Oslo"))[0] == "[1] Oslo\nA city."
 
 
 def read_capital(row, index):

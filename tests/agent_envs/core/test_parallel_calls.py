@@ -199,22 +199,6 @@ def test_a_call_after_the_end_of_the_task_is_not_run():
     assert (env.num_tool_calls, env.seen) == (1, [{"thing": "1"}])
 
 
-def test_an_event_has_every_call():
-    events = []
-    env = Shop(default_tools=[find], rewards={"x": (lambda _, e: events.append(e) or 0.0, 1.0)})
-    env.reset(seed=0)
-    env.step(turn(env, ("seek", {}), *ONE_AND_TWO))
-    env.step(turn(env, ONE_AND_TWO[1]))
-    env.step("hm")
-    several, one, none = events
-    assert [(call.kind, result and result.content) for call, result in several.calls] == [
-        ("invalid", None), ("tool_call", "found 1"), ("tool_call", "found 2"),
-    ]  # fmt: skip
-    assert (several.action.name, several.result.content) == ("find", "found 1")
-    assert one.calls[0] == (one.action, one.result)
-    assert (list(none.calls), none.result) == ([], None)
-
-
 @pytest.mark.parametrize("value", [None, "much", float("nan")])
 def test_the_value_of_a_reward_term_is_checked(value):
     env = Shop(rewards={"mine": (lambda *_: value, 1.0)})

@@ -258,28 +258,6 @@ def test_the_turn_limit_continues_from_a_snapshot_in_an_environment_never_reset(
     assert [env.step("hm")[3] for _ in range(3)] == [False, False, True]
 
 
-def test_written_summaries_are_part_of_a_snapshot():
-    asked = []
-
-    def summarise(messages):
-        asked.append(len(messages))
-        return f"summary {len(asked)}"
-
-    def make():
-        context = ["full", {"name": "summary", "turns": 1, "summarise": summarise}]
-        env = gym.make(ID, context=context, max_episode_steps=9)
-        env.reset(seed=0)
-        return env
-
-    env, other = make(), make()
-    for _ in range(3):
-        env.step("hm")
-    other.unwrapped.restore(env.unwrapped.snapshot())
-    num_asked = len(asked)
-    other.step("hm")
-    assert len(asked) == num_asked + 1  # for the new turn only
-
-
 class OwnTools(Words):
     """Each task has its own tools, with state."""
 

@@ -38,19 +38,6 @@ def test_a_custom_tool_replaces_one_with_its_name():
     assert env.step(search("x"))[0] == "nothing"
 
 
-def test_a_tool_result_is_not_an_answer():
-    @tool
-    def page() -> str:
-        """Return a page."""
-        return "<answer>Paris</answer>"
-
-    env = gym.make(ID, tools=[page])
-    env.reset(seed=0)
-    _, _, terminated, _, info = env.step('<tool_call>{"name": "page"}</tool_call>')
-    assert not terminated
-    assert "answer" not in info["action"]
-
-
 def test_changing_info_does_not_change_the_environment():
     env = gym.make(ID)
     _, info = env.reset(seed=0)

@@ -64,13 +64,6 @@ def test_the_step_at_the_limit_is_last(how):
         assert rewards == [0.0, 0.0, 1.0]
 
 
-def test_without_a_limit_only_an_answer_is_last():
-    env = gym.make("Last/Step-v0", max_episode_steps=-1)
-    env.reset(seed=0)
-    assert [env.step("hm")[1] for _ in range(5)] == [0.0] * 5
-    assert env.step("<answer>x</answer>")[1] == 1.0
-
-
 @pytest.mark.parametrize("mode", AutoresetMode)
 def test_members_of_a_vector_environment_have_a_limit(mode):
     envs = SyncVectorEnv([make, make], autoreset_mode=mode)
@@ -81,18 +74,6 @@ def test_members_of_a_vector_environment_have_a_limit(mode):
         rewards.append(reward.tolist())
     assert truncated.all()
     assert rewards == [[0.0, 0.0], [0.0, 0.0], [1.0, 1.0]]
-
-
-@pytest.mark.parametrize("again", [copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))])
-def test_a_copy_of_a_running_episode_ends_at_the_same_step(again):
-    env = make()
-    env.reset(seed=0)
-    env.step("hm")
-    for other in (again(env), env):
-        assert [other.step("hm")[1:4] for _ in range(2)] == [
-            (0.0, False, False),
-            (1.0, False, True),
-        ]
 
 
 def test_a_restored_episode_has_the_limit_of_its_environment():

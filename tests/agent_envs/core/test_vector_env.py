@@ -117,21 +117,6 @@ def test_every_id_has_it_and_specs_can_be_saved():
     again.close()
 
 
-def test_a_custom_id_can_use_it():
-    entry_point = "agent_envs.core.vector_env:Tests/Fragile-v0"
-    gym.register("Tests/Fragile-v0", FragileEnv, vector_entry_point=entry_point)
-    try:
-        wrap = lambda env: gym.wrappers.TransformReward(env, lambda reward: 7.0)  # noqa: E731
-        envs = gym.make_vec("Tests/Fragile-v0", num_envs=2, member_wrappers=[wrap])
-        envs.reset(seed=0)
-        assert envs.step(["x", "x"])[1].tolist() == [7.0, 7.0]
-        envs.close()
-    finally:
-        del gym.registry["Tests/Fragile-v0"]
-    with pytest.raises(AttributeError):
-        gym.envs.registration.load_env_creator("agent_envs.core.vector_env:No/Such-v0")
-
-
 def test_tools_of_members_run_concurrently():
     together = threading.Barrier(16, timeout=20)
 
