@@ -55,15 +55,12 @@ def unpack(data: bytes) -> int:
 
 
 def pack(date: int, since: float, max_bytes: int) -> tuple[bytes, list[str]]:
-    """Pack the current directory when no process works in it any more.
+    """Return the current directory as an archive, and lines about what it does not contain.
 
     Args:
         date: The new date of files changed after `since`.
         since: When the program started, in seconds since 1970.
         max_bytes: Room for all files, in whole blocks and holes included.
-
-    Returns:
-        The archive, and a few lines about entries that it does not contain.
     """
     dropped: dict[str, str] = {}
     room, num_entries = max_bytes, 0

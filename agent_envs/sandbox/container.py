@@ -37,11 +37,7 @@ class PlainLauncher:
     _is_closed = False
 
     def __init__(self) -> None:
-        """Check the system.
-
-        Raises:
-            SandboxUnavailableError: If it is not Linux.
-        """
+        """Check the system; raise SandboxUnavailableError if it is not Linux."""
         if sys.platform != "linux":
             raise SandboxUnavailableError(
                 f"level='limits' needs Linux; this is {sys.platform}. Use level='container'."
@@ -113,11 +109,7 @@ class ContainerLauncher(PlainLauncher):
     level: Level = "container"
 
     def __init__(self, image: str = DEFAULT_IMAGE) -> None:
-        """Look for an engine that works and has the image, which contains ``python3``.
-
-        Raises:
-            SandboxUnavailableError: If there is none.
-        """
+        """Look for an engine that has the image; raise SandboxUnavailableError without one."""
         found = [path for name in ENGINES if (path := shutil.which(name))]
         self._engine = next((path for path in found if _succeeds([path, "info"])), "")
         self._image = image

@@ -34,19 +34,10 @@ class Execution:
         self, start: Start, mode: str, source: str, limits: Limits,
         channels: Sequence[int] = (), *, files: Files | None = None, collect_files: bool = False,
     ) -> None:  # fmt: skip
-        """Start a program.
+        """Start a program; `mode` is that of `program.run`.
 
-        Args:
-            start: Starts the supervisor.
-            mode: See `program.run`.
-            source: The program.
-            limits: Its limits.
-            channels: Its descriptors after standard error; owned and closed here.
-            files: Content of its directory at the beginning.
-            collect_files: Whether the content at the end is part of the result.
-
-        Raises:
-            ConfigurationError: If a path of `files` leads out of the directory.
+        `channels` are its descriptors after standard error; they are owned and closed here. Its
+        directory contains `files` at the beginning; with `collect_files` the result contains it.
         """
         self._start = start  # keep it alive as long as its program
         self._limits = limits
@@ -98,13 +89,9 @@ class Execution:
             self._control.shutdown(socket.SHUT_WR)
 
     def wait(self, until: int = -1) -> bool:
-        """Wait until the program and all its processes have ended, or the output of a call came.
+        """Wait until all processes have ended, or the output of a call came.
 
-        Args:
-            until: A descriptor; once it can be read, `wait` returns early.
-
-        Returns:
-            Whether it returned early.
+        Once the descriptor `until` can be read, it returns True early.
         """
         deadline = time.monotonic() + self._limits.longest_seconds + _GRACE_SECONDS
         poll = select.poll()

@@ -1,12 +1,5 @@
 """`Folder`: the content of a scratch directory as one value.
 
-::
-
-    folder = Folder.of({"notes/a.txt": "text", "out/": ""})      # a path that ends in "/": a folder
-    result = sandbox.run_shell("chmod +x *.sh; ln -s a b", files=folder, collect_files=True)
-    result.folder.contents()["notes/a.txt"]                      # b"text"; None: not a plain file
-    sandbox.run_shell("ls -l", files=result.folder)              # continues from that state
-
 A folder keeps files, empty folders, links, pipes and modes; it is immutable, picklable and compared
 by content. The host reads it, but unpacks it only inside sandboxes. `Result.left_out` names what
 could not be kept. The same commands leave equal folders (see `agent_envs.sandbox.archive`).
@@ -82,11 +75,7 @@ class Folder:
 
 
 def _checked(path: str) -> str:
-    """Return a path without ``.`` and doubled slashes.
-
-    Raises:
-        ConfigurationError: If it leads out of the folder.
-    """
+    """Return a path without ``.`` and doubled slashes, if it does not lead out of the folder."""
     names = [name for name in path.split("/") if name not in ("", ".")]
     sizes = [len(name.encode(errors="surrogateescape")) for name in names]
     is_outside = path.startswith("/") or ".." in names or "\0" in path

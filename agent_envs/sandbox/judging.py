@@ -149,11 +149,8 @@ def _describe(value: Any) -> dict[str, Any]:
 def run_tests(source: str, channel: TextIO, namespace: dict[str, Any]) -> dict[str, Any]:
     """Run tests against the program at the other end; return the fields of a `Verdict`.
 
-    Args:
-        source: JSON: ``tests``; ``names``, what the program provides (None: all that the tests use
-            and do not define); ``helpers``, trusted Python that defines what else they use.
-        channel: The connection to the program.
-        namespace: Where to run the tests.
+    `source` is a JSON list: tests; names that the program provides (None: all that the tests use
+    and do not define); helpers, trusted Python that defines what else they use.
     """
     tests, names, helpers = json.loads(source)
     sys.set_int_max_str_digits(0)  # of integers in messages

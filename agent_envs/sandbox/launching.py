@@ -63,16 +63,9 @@ def python_command() -> list[str]:
 def start_module(
     command: Sequence[str], module: str, config: dict[str, Any], **options: Any
 ) -> "subprocess.Popen[bytes]":
-    """Start `command`, which runs `BOOTSTRAP`, and send it our modules.
+    """Start a command that runs `BOOTSTRAP`, and with it ``main(config)`` of one of our modules.
 
-    Args:
-        command: The command.
-        module: The module of this package whose ``main(config)`` runs.
-        config: Its argument, JSON-able.
-        options: Further ones of `subprocess.Popen`; output is dropped by default.
-
-    Raises:
-        OSError: If it cannot be started.
+    Output is dropped unless `options` of `subprocess.Popen` say otherwise.
     """
     folder, names = Path(__file__).parent, dict.fromkeys([*_MODULES, module])
     modules = [["agent_envs", ""], [_PACKAGE, ""]]

@@ -13,6 +13,7 @@ import errno
 import platform
 import struct
 from collections.abc import Mapping
+from itertools import groupby
 from typing import Final, TypeAlias
 
 from agent_envs.errors import SandboxUnavailableError
@@ -73,7 +74,7 @@ _ALLOWED: Final = """
 _Instruction: TypeAlias = tuple[int, int, int, int]
 """An operation, how far to jump if it holds and if not, and what it works with."""
 
-_LOAD, _JUMP, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x05, 0x15, 0x35, 0x45, 0x06
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
 _NEWEST_KNOWN: Final = 463
@@ -81,7 +82,7 @@ _NEWEST_KNOWN: Final = 463
 
 
 def _one_of(argument: int, *values: int, code: int = errno.EPERM) -> list[_Instruction]:
-    """Refuse all other values; the kernel too looks at the lower half of the argument only."""
+    """Refuse all other values of the lower half, at which alone the kernel looks."""
     tests = [(_EQUAL, len(values) - i, 0, value) for i, value in enumerate(values)]
     return [_load(argument), *tests, _fail(code)]
 
@@ -201,45 +202,24 @@ def build_filter(machine: str = "") -> bytes:
     machine = machine or platform.machine()
     if machine not in _ARCHITECTURES:
         raise SandboxUnavailableError(
-            f"There is no system-call filter for {machine!r}, only for "
-            f"{', '.join(_ARCHITECTURES)}. Use level='container', or level='limits' for code you "
-            "trust."
+            f"There is no system-call filter for {machine!r}. Use level='container', or 'limits' "
+            "for code you trust."
         )
     column = list(_ARCHITECTURES).index(machine)
+    allow = (_RETURN, 0, 0, _ALLOW)
+    answers: dict[int | None, list[_Instruction]] = {
+        int(number): [allow] for number in _ALLOWED[column + 1 :: 3] if number != "-"
+    }
+    answers |= {(x, arm)[column]: [_fail(code)] for x, arm, code in _PRETENDED.values()}
+    answers |= {(x, arm)[column]: [*tests, allow] for x, arm, tests in _GUARDED.values()}
     program = [
         (_LOAD, 0, 0, _ARCHITECTURE),
         (_EQUAL, 1, 0, _ARCHITECTURES[machine]),  # another convention would mean other numbers
         (_RETURN, 0, 0, _KILL),
         (_LOAD, 0, 0, _NUMBER),
     ]
-    program += _search(_segments(column))
+    refuse = [_fail()]
+    for answer, run in groupby(range(_NEWEST_KNOWN + 1), lambda n: answers.get(n, refuse)):
+        program += [(_AT_LEAST, len(answer), 0, list(run)[-1] + 1), *answer]
+    program.append(_fail(errno.ENOSYS))  # newer calls, and x32, on x86_64
     return b"".join(struct.pack("HBBI", *instruction) for instruction in program)
-
-
-def _segments(column: int) -> list[tuple[int, list[_Instruction]]]:
-    """Return where each run of calls with the same answer begins, in order, and that answer."""
-    answers: dict[int, list[_Instruction]] = {}
-    for listed in _ALLOWED[column + 1 :: 3]:
-        if listed != "-":
-            answers[int(listed)] = [(_RETURN, 0, 0, _ALLOW)]
-    for *numbers, code in _PRETENDED.values():
-        if (pretended := numbers[column]) is not None:
-            answers[pretended] = [_fail(code)]
-    for *numbers, tests in _GUARDED.values():
-        if (guarded := numbers[column]) is not None:
-            answers[guarded] = [*tests, (_RETURN, 0, 0, _ALLOW)]
-    segments: list[tuple[int, list[_Instruction]]] = []
-    for number in range(_NEWEST_KNOWN + 1):
-        answer = answers.get(number, [_fail()])
-        if not segments or segments[-1][1] != answer:
-            segments.append((number, answer))
-    return [*segments, (_NEWEST_KNOWN + 1, [_fail(errno.ENOSYS)])]  # and x32, on x86_64
-
-
-def _search(segments: list[tuple[int, list[_Instruction]]]) -> list[_Instruction]:
-    """Return a binary search: the kernel tries the filter with every number when it is set."""
-    if len(segments) == 1:
-        return segments[0][1]
-    middle = len(segments) // 2
-    below, above = _search(segments[:middle]), _search(segments[middle:])
-    return [(_AT_LEAST, 0, 1, segments[middle][0]), (_JUMP, 0, 0, len(below)), *below, *above]

@@ -93,11 +93,7 @@ class StrongLauncher:
     level: Level = "strong"
 
     def __init__(self) -> None:
-        """Start the zygote and test it.
-
-        Raises:
-            SandboxUnavailableError: If this machine does not allow it.
-        """
+        """Start the zygote and test it; raise SandboxUnavailableError if that is impossible."""
         self._owner = os.getpid()
         self._lock = threading.Lock()
         if sys.platform != "linux":

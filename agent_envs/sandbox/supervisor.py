@@ -37,12 +37,7 @@ class Processes:
     """All other processes of this namespace, if we are its first; else our descendants."""
 
     def __init__(self, own_processes: int) -> None:
-        """Adopt orphans from now on.
-
-        Args:
-            own_processes: Our processes and threads, which count against the program's limit in a
-                namespace.
-        """
+        """Adopt orphans; in a namespace, `own_processes` of ours count against the limit."""
         self._is_first = os.getpid() == 1
         self.num_own = own_processes if self._is_first else 0
         ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -96,12 +91,9 @@ def _read(file: Any, length: int) -> bytes:
 def send_frame(control: socket.socket, kind: bytes, data: bytes = b"") -> None:
     """Send one frame to the host.
 
-    Args:
-        control: The connection to it.
-        kind: ``s``: the program is about to start, so every later failure is the program's.
-            ``o``: the output of one call of a session. ``f``: the folder it left. ``r``: the
-            report, the last frame.
-        data: Content of the frame; JSON, but for ``f``.
+    Kinds: ``s``: the program is about to start, so every later failure is the program's. ``o``: the
+    output of one call of a session (JSON). ``f``: the folder it left. ``r``: the report (JSON), the
+    last frame.
     """
     with contextlib.suppress(OSError):  # the host is gone
         control.sendall(kind + len(data).to_bytes(4, "big") + data)
@@ -111,11 +103,11 @@ def supervise(
     request: dict[str, Any], channels: list[int], control: socket.socket, own_processes: int,
     confine: Callable[[], None], report_start: Callable[[], object],
 ) -> None:  # fmt: skip
-    """Run a program in the current directory, and report on `control`.
+    """Run the program of a request in the current directory, and report on `control`.
 
     Args:
         request: See `execution.Execution`.
-        channels: Its descriptors after standard error.
+        channels: The program's descriptors after standard error.
         control: The connection to the host.
         own_processes: See `Processes`.
         confine: Called in the program's process, last of all: gives up rights for good.

@@ -50,11 +50,9 @@ _TYPES: Final = {
 
 
 def encode(value: Any, other: Callable[[Any], Any]) -> Any:
-    """Return `value` as JSON-able data; subclasses become the plain type they extend.
+    """Return `value` as JSON-able data; `other` encodes what is no plain data.
 
-    Args:
-        value: Anything.
-        other: Encodes what is no plain data.
+    Subclasses become the plain type they extend.
     """
     if value is None or value is True or value is False:
         return value
@@ -68,7 +66,7 @@ def encode(value: Any, other: Callable[[Any], Any]) -> Any:
             items: Any = value.items() if isinstance(value, dict) else value
             return {tag: write(value) if write else [encode(item, other) for item in items]}
     own, name = type(value), type(value).__name__
-    if own is type and _TYPES.get(value.__name__) is value:
+    if isinstance(value, type) and _TYPES.get(value.__name__) is value:
         return {"type": value.__name__}
     if name == "Decimal" and own.__module__ == "decimal":  # of modules that few programs import
         return {name: str(value)}
@@ -78,14 +76,10 @@ def encode(value: Any, other: Callable[[Any], Any]) -> Any:
 
 
 def decode(data: Any, tags: Tags) -> Any:
-    """Return the value that `encode` wrote.
-
-    Args:
-        data: JSON-able data, possibly hostile.
-        tags: `PLAIN_TAGS`, and more.
+    """Return the value that `encode` wrote, by `PLAIN_TAGS` or more; the data may be hostile.
 
     Raises:
-        ValueError: If `data` is not what `encode` writes.
+        ValueError: If it is not what `encode` writes.
     """
     if data is None or isinstance(data, bool | str | int):
         return data
@@ -184,12 +178,7 @@ def send(channel: TextIO, message: Any) -> None:
 
 
 def receive(channel: TextIO) -> Any:
-    """Wait for one message.
-
-    Raises:
-        EOFError: If the other side is gone.
-        ValueError: If the data is not a message.
-    """
+    """Wait for one message; raise EOFError or ValueError if there is none."""
     line = channel.readline(_MAX_MESSAGE_CHARS)
     if not line.endswith("\n"):
         raise EOFError("the other side is gone, or says too much")

@@ -40,11 +40,7 @@ _libc_with_lock = ctypes.PyDLL(None)
 
 
 def main(config: dict[str, Any]) -> None:
-    """Enter the namespaces and serve requests until the host closes its end.
-
-    Args:
-        config: ``socket``, ``binds``, ``links``, ``masks``, ``files``, ``seccomp``, ``modules``.
-    """
+    """Enter the namespaces and serve requests until the host closes its end."""
     is_root = _leave_namespaces()
     first = os.fork()
     if first:
@@ -130,13 +126,9 @@ def _enter(descriptors: list[int], ids: tuple[int, int], code: bytes) -> NoRetur
         if os.getpid() != 1:  # or a signal to all would reach the user's processes
             raise RuntimeError("not the first process of a namespace")
         supervisor.supervise(
-            request,
-            descriptors,
-            control,
-            1,
-            lambda: _confine(code),
+            request, descriptors, control, 1, lambda: _confine(code),
             lambda: supervisor.send_frame(control, b"s"),
-        )
+        )  # fmt: skip
     except BaseException as error:  # noqa: BLE001 - reported to the host
         failure = json.dumps({"failure": f"{type(error).__name__}: {error}"})
         supervisor.send_frame(control, b"r", failure.encode())

@@ -33,8 +33,6 @@ def judge(machine, number, *arguments, architecture=None):
         place += 1
         if operation == seccomp._LOAD:
             (accumulator,) = struct.unpack_from("<I", data, value)
-        elif operation == seccomp._JUMP:
-            place += value
         elif operation == seccomp._RETURN:
             if value == seccomp._ALLOW:
                 return ALLOWED
