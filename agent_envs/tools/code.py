@@ -56,43 +56,33 @@ def run_python(level: Level, source: str) -> Result:
 
 def run_shell(level: Level, script: str, folder: Folder) -> Result:
     """Run a script in a folder, in the shared sandbox; if it breaks the sandbox, it has failed."""
-
-    def run(sandbox: Sandbox) -> Result:
-        return sandbox.run_shell(script, files=folder, limits=SHELL_LIMITS, collect_files=True)
-
-    return _retry(level, run, _BROKEN)
+    options: Any = {"files": folder, "limits": SHELL_LIMITS, "collect_files": True}
+    return _retry(level, lambda sandbox: sandbox.run_shell(script, **options), _BROKEN)
 
 
 def judge(level: Level, program: str, tests: str, **options: Any) -> Verdict:
     """Judge a program (see `Sandbox.check_python`); if it breaks the sandbox, it has failed."""
-
-    def check(sandbox: Sandbox) -> Verdict:
-        return sandbox.check_python(program, tests, limits=JUDGING_LIMITS, **options)
-
-    return _retry(level, check, Verdict(passed=False, reason="exited", message=BROKEN_TEXT))
+    options["limits"] = JUDGING_LIMITS
+    failed = Verdict(passed=False, reason="exited", message=BROKEN_TEXT)
+    return _retry(level, lambda sandbox: sandbox.check_python(program, tests, **options), failed)
 
 
 def _retry(level: Level, use: Callable[[Sandbox], _T], failed: _T) -> _T:
     """Use the shared sandbox, and if it fails a new one; return `failed` if both fail.
 
-    An earlier program may have broken the first. If the new one cannot run an empty program either,
-    the machine is the cause.
+    An earlier program may have broken the first.
 
     Raises:
-        SandboxError: If the machine is the cause.
+        SandboxError: If an empty program fails, too: the machine is the cause.
     """
-    try:
-        return use(shared_sandbox(level))
-    except SandboxError as error:
-        _LOGGER.warning("The sandbox failed and is opened again: %s", error)
-    _forget_shared(level)
-    try:
-        return use(shared_sandbox(level))
-    except SandboxError as error:
-        _forget_shared(level)
-        shared_sandbox(level).run_python("")
-        _LOGGER.warning("A program breaks its sandbox, which counts as its failure: %s", error)
-        return failed
+    for _ in range(2):
+        try:
+            return use(shared_sandbox(level))
+        except SandboxError as error:
+            _LOGGER.warning("The sandbox failed and is opened again: %s", error)
+            _forget_shared(level)
+    shared_sandbox(level).run_python("")
+    return failed
 
 
 def _forget_shared(level: Level) -> None:

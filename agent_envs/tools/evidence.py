@@ -22,23 +22,12 @@ _NUM_CANDIDATES: Final = 10
 
 
 class Evidence(NamedTuple):
-    """A row of the table."""
+    """A row of the table: the number of its sub-question, and whether its passage supports it."""
 
     claim: str
     title: str
     question: int | None
-    """The number of its sub-question."""
     supports: bool
-    """Whether the passage is evidence for the claim; otherwise against it."""
-
-
-class LoggedQuery(NamedTuple):
-    """A search and its results."""
-
-    query: str
-    titles: tuple[str, ...]
-    num_new: int
-    """Number of passages that no earlier search had found."""
 
 
 class EvidenceTable:
@@ -62,7 +51,7 @@ class EvidenceTable:
         """Remove all entries."""
         self.questions: list[str] = []
         self.rows: list[Evidence] = []
-        self.queries: list[LoggedQuery] = []
+        self._queries: list[str] = []
         self._num_queries = 0
         self._seen: set[int] = set()
         self._titles: dict[str, str] = {}
@@ -70,21 +59,23 @@ class EvidenceTable:
     @property
     def tools(self) -> dict[str, Sequence[Tool]]:
         """The tools by name."""
+        quick = (self.decompose, self.query_log, self.add_evidence, self.evidence_table)
+        decompose, *others = [Tool(function, timeout=None, stateful=True) for function in quick]
         search = Tool(self.filtered_search, timeout=self._timeout, stateful=True)
-        table = (self.query_log, self.add_evidence, self.evidence_table)  # quick: no timeout
-        others = [Tool(function, timeout=None, stateful=True) for function in table]
-        decompose = Tool(self.decompose, timeout=None, stateful=True)
         return {"evidence": (decompose, search, *others)}
 
     def log(self, query: str, hits: Sequence[Hit]) -> None:
         """Record a search and its results."""
         found = set(map(_checksum, hits))
-        titles = tuple(dict.fromkeys(_short(hit.passage.title) for hit in hits))
+        titles = list(dict.fromkeys(_short(hit.passage.title) for hit in hits))
         self._num_queries += 1
-        self.queries.append(LoggedQuery(_short(query), titles, len(found - self._seen)))
+        self._queries.append(
+            f"[{self._num_queries}] {_short(query)}: {len(found - self._seen)} new of "
+            f"{'; '.join(titles) or 'nothing'}"
+        )
         self._seen |= found
         self._titles |= {folded(title): title for title in titles}
-        del self.queries[:-MAX_QUERIES]
+        del self._queries[:-MAX_QUERIES]
 
     def decompose(self, questions: list[str]) -> str:
         """Write down the sub-questions that lead to the answer, in the order to ask them.
@@ -131,12 +122,7 @@ class EvidenceTable:
 
     def query_log(self) -> str:
         """Show the searches so far, and what they found."""
-        first = self._num_queries - len(self.queries) + 1
-        lines = [
-            f"[{number}] {each.query}: {each.num_new} new of {'; '.join(each.titles) or 'nothing'}"
-            for number, each in enumerate(self.queries, first)
-        ]
-        return "\n".join(lines) or "There was no search yet."
+        return "\n".join(self._queries) or "There was no search yet."
 
     def add_evidence(
         self, claim: str, title: str, question: int | None = None, supports: bool = True
@@ -177,14 +163,11 @@ class EvidenceTable:
 
     def _open_questions(self) -> str:
         answered = {row.question for row in self.rows if row.supports}
-        lines = [
-            f"{number}. {question}"
-            for number, question in enumerate(self.questions, 1)
-            if number not in answered
-        ]
-        if not self.questions:
-            return ""
-        return "\n".join(["Without evidence:", *lines]) if lines else "Every question has evidence."
+        numbered = enumerate(self.questions, 1)
+        lines = [f"{number}. {text}" for number, text in numbered if number not in answered]
+        if lines:
+            return "\n".join(["Without evidence:", *lines])
+        return "Every question has evidence." if self.questions else ""
 
 
 def _checksum(hit: Hit) -> int:

@@ -11,13 +11,11 @@ TOO_LONG_TEXT: Final = "That is too long: {length} characters; {limit} are allow
 
 
 class Note(NamedTuple):
-    """A piece of evidence."""
+    """A piece of evidence, with the title of its page and the number of its sentence, from 0."""
 
     text: str
     title: str | None
-    """The title of its page."""
     sentence: int | None
-    """The number of its sentence, from 0."""
 
     @property
     def fact(self) -> tuple[str, int] | None:
