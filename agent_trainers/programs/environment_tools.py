@@ -1,12 +1,4 @@
-"""Our environments for programs: their tools, tasks and rewards.
-
-::
-
-    def run(session, task):
-        world = EnvironmentTools("AgentR1/SyntheticMultiHop-v0", task=task["task"])
-        ...                                   # any framework, with world.question and world.tools
-        return world.outcome(answer)
-"""
+"""Our environments for programs: their tools, tasks and rewards."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -71,12 +63,9 @@ class EnvironmentTools:
             self._step(self._inner.write_answer(answer))
         metrics = self._metrics or dict(self._inner.metrics())
         self.close()
-        return Outcome(
-            reward=self._reward,
-            metrics=metrics,
-            actions=tuple(self.actions),
-            truncated=self._is_truncated,
-        )
+        actions = tuple(self.actions)
+        cut = self._is_truncated
+        return Outcome(reward=self._reward, metrics=metrics, actions=actions, truncated=cut)
 
     def close(self) -> None:
         """Close the environment."""

@@ -49,13 +49,7 @@ class ProgramSession:
     """A seed for the program's own draws; the same whenever the episode is repeated."""
 
     def role(self, name: str) -> "ProgramSession":
-        """Return the endpoint of a role, whose calls are attributed to it.
-
-        Its key is the session's followed by ``.name``, so programs in any language can write it.
-
-        Raises:
-            ConfigurationError: If the name is not a letter, then letters, digits, ``_`` and ``-``.
-        """
+        """Return the endpoint of a role, whose key is the session's followed by ``.name``."""
         check_role(name)
         return replace(self, key=f"{self.key.partition('.')[0]}.{name}")
 
@@ -86,16 +80,12 @@ def find_reward(name: str) -> ScoreAnswer:
 def read_outcome(value: Any) -> Outcome:
     """Validate the return value of a program or a reward function.
 
-    Args:
-        value: An `Outcome`, a number, or a mapping ``{"reward": 1.0, "metrics": {...}}``.
-
-    Raises:
-        TypeError: If it is anything else, or a number in it is not finite.
+    It is an `Outcome`, a number, or a mapping ``{"reward": 1.0, "metrics": {...}}``; anything else,
+    or a number that is not finite, is a `TypeError`.
     """
-    if isinstance(value, Mapping) and "reward" in value and not set(value) - _FIELDS:
-        members = {name: value[name] for name in ("reward", "truncated") if name in value}
-        value = Outcome(**members, metrics=value.get("metrics") or {})
-    elif not isinstance(value, Outcome):
+    if isinstance(value, Mapping) and "reward" in value and set(value) <= _FIELDS:
+        value = Outcome(**{**value, "metrics": value.get("metrics") or {}})
+    if not isinstance(value, Outcome):
         value = Outcome(reward=_number(value, "the reward"))
     outcome: Outcome = value
     reward: float | dict[str, float]
@@ -104,16 +94,10 @@ def read_outcome(value: Any) -> Outcome:
         total = sum(reward.values())
     else:
         total = reward = _number(outcome.reward, "the reward")
-    metrics = _numbers(outcome.metrics, "metrics")
     if not isinstance(outcome.truncated, bool | np.bool_):
-        raise TypeError(
-            f"truncated is {reprlib.repr(outcome.truncated)}; it must be true or false."
-        )
-    return Outcome(
-        reward=reward,
-        metrics={"success": float(total > 0.0), **metrics},
-        truncated=bool(outcome.truncated),
-    )
+        raise TypeError(f"truncated is {outcome.truncated!r:.100}; it must be true or false.")
+    metrics = {"success": float(total > 0.0), **_numbers(outcome.metrics, "metrics")}
+    return Outcome(reward=reward, metrics=metrics, truncated=bool(outcome.truncated))
 
 
 _FIELDS: Final = frozenset({"reward", "metrics", "actions", "truncated"})
@@ -121,7 +105,7 @@ _FIELDS: Final = frozenset({"reward", "metrics", "actions", "truncated"})
 
 def _numbers(values: Any, name: str) -> dict[str, float]:
     if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
-        raise TypeError(f"{name} is {reprlib.repr(values)}; it must map names to finite numbers.")
+        raise TypeError(f"{name} is {values!r:.100}; it must map names to finite numbers.")
     return {key: _number(value, f"{name}[{key!r}]") for key, value in values.items()}
 
 
@@ -151,30 +135,23 @@ def _golds(task: Mapping[str, Any]) -> list[str]:
     golds = task.get("answers", task.get("answer"))
     golds = [golds] if isinstance(golds, str | int | float) else golds
     if not isinstance(golds, list | tuple) or not golds:
-        raise KeyError(
-            f"the task has neither 'answer' nor 'answers' (found: {', '.join(task)}), which the "
-            "reward needs."
-        )
+        raise KeyError("the task has neither 'answer' nor 'answers', which the reward needs.")
     return [str(gold) for gold in golds]
 
 
-def _text(answer: Any) -> str:
-    return "" if answer is None else str(answer)
-
-
 def _score_exact_match(task: Mapping[str, Any], answer: Any) -> float:
-    return exact_match(_text(answer), _golds(task))
+    return exact_match(str("" if answer is None else answer), _golds(task))
 
 
 def _score_f1(task: Mapping[str, Any], answer: Any) -> Outcome:
-    golds = _golds(task)
-    exact = exact_match(_text(answer), golds)
-    metrics = {"success": exact, "exact_match": exact}
-    return Outcome(reward=f1(_text(answer), golds), metrics=metrics)
+    exact = _score_exact_match(task, answer)
+    overlap = f1(str("" if answer is None else answer), _golds(task))
+    return Outcome(reward=overlap, metrics={"success": exact, "exact_match": exact})
 
 
 def _score_math(task: Mapping[str, Any], answer: Any) -> float:
-    return float(any(math_equal(_text(answer), gold) for gold in _golds(task)))
+    text = str("" if answer is None else answer)
+    return float(any(math_equal(text, gold) for gold in _golds(task)))
 
 
 REWARDS: Final[Mapping[str, ScoreAnswer]] = {

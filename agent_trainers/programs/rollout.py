@@ -1,7 +1,6 @@
 """Collect many episodes of a program at once against one policy, as `Rollout` does of environments.
 
-Each episode has a session at the gateway, which records its calls as a trajectory. A program that
-raises, hangs or dies ends its own episode, with the error recorded; the others continue.
+A program that raises, hangs or dies ends its own episode, with the error recorded.
 """
 
 import copy
@@ -204,15 +203,13 @@ def _check_roles(steps: Sequence[Transition], rewards: Mapping[str, float]) -> R
     """Return an error if no rewarded role called the model; warn of single ones that did not."""
     callers = {step.role for step in steps}
     silent = [role for role in rewards if role not in callers]
-    if not steps or not silent:
-        return None
     names = ", ".join(repr(role) for role in sorted(callers))
-    if len(silent) == len(rewards):
+    if steps and len(silent) == len(rewards):
         return RolloutError(
             f"The program rewards the roles {', '.join(map(repr, silent))}, but none of them "
             f"called the model in this episode. The callers were {names}."
         )
-    for role in silent:
+    for role in silent if steps else ():
         if rewards[role] != 0.0:
             text = f"The reward of the role {role!r} is lost: it never called the model. The "
             warnings.warn(f"{text}callers were {names}.", RuntimeWarning, stacklevel=2)

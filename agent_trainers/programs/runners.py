@@ -70,11 +70,7 @@ class ThreadRun:
 
     def __init__(self, program: Program, session: ProgramSession, task: dict[str, Any]) -> None:
         """Prepare to run `program` on `task`."""
-        self._call = functools.partial(program, session, task)
-
-    def result(self) -> Any:
-        """Call the function; await it if it is ``async``."""
-        return resolve(self._call())
+        self.result = lambda: resolve(program(session, task))
 
     def stop(self) -> None:
         """Do nothing."""
@@ -125,17 +121,14 @@ class ProcessRun:
         if process.returncode:
             raise RolloutError(f"the program {_describe_exit(process.returncode)}. {stderr}")
         lines = output.decode("utf-8", "replace").strip().splitlines()
-        if not lines:
-            raise RolloutError(
-                "the program wrote nothing to its standard output. Its last line must be its "
-                f"outcome as JSON, such as 1.0. {stderr}"
-            )
+        last = lines[-1] if lines else ""
         try:
-            return json.loads(lines[-1])
+            return json.loads(last)
         except (ValueError, RecursionError):
             raise RolloutError(
-                f"the program's last line is not JSON: {lines[-1][:200]!r}. It must be its "
-                'outcome, such as 1.0 or {"reward": 1.0, "metrics": {}}, or its answer, in quotes.'
+                f"the last line of the program's output is not JSON: {last[:200]!r}. It must be "
+                'its outcome, such as 1.0 or {"reward": 1.0, "metrics": {}}, or its answer, in quotes. '
+                f"{stderr}"
             ) from None
 
     def stop(self) -> None:
@@ -182,10 +175,6 @@ def make_runner(
         kind: A key of `RUNNERS`.
         program: ``my_module:my_function``, a command line, or a function, for threads.
         variables: Environment variables that a process gets besides `INHERITED_VARIABLES`.
-
-    Raises:
-        UnknownNameError: If there is no such kind, or no such function.
-        ConfigurationError: If they contradict each other, or a command does not exist.
     """
     lookup(RUNNERS, kind, kind="program runner")
     if not isinstance(program, str):
@@ -200,16 +189,12 @@ def make_runner(
                 "--program_runner process, or container."
             )
         if variables:
-            raise ConfigurationError(
-                "--program_env is for --program_runner process or container: a thread has all "
-                "variables of this process."
-            )
+            raise ConfigurationError("--program_env is for --program_runner process or container.")
         return functools.partial(ThreadRun, find_program(program))
     if is_function and kind == "container":
         raise ConfigurationError(
-            f"--program {program!r} is a function of this machine. With --program_runner container "
-            "give the command that starts the container, such as 'docker run --rm -i --network "
-            "host -e OPENAI_BASE_URL -e OPENAI_API_KEY image python agent.py'."
+            f"--program {program!r}: give the command that starts the container, such as "
+            "'docker run --rm -i --network host -e OPENAI_BASE_URL -e OPENAI_API_KEY image python agent.py'."
         )
     command = shlex.split(program)
     if is_function:

@@ -50,16 +50,10 @@ class ProgramTasks:
             max_calls: Calls to the model per episode; it is truncated there.
             frozen_roles: Roles that the model acts in but is not trained on.
             ignored_parameters: Parameters of requests that are ignored; see `Gateway`.
-
-        Raises:
-            ConfigurationError: If arguments contradict each other or are out of range.
-            DataError: If the file cannot be read or holds no task.
-            UnknownNameError: If there is no such program, reward or runner.
         """
-        is_file = isinstance(tasks, str | Path)
         self.tasks = read_records(tasks) if isinstance(tasks, str | Path) else [*tasks]
         if not self.tasks:
-            raise DataError(f"{tasks if is_file else 'tasks'}: there is no task in it.")
+            raise DataError("tasks: there is no task in it.")
         for name, value in (("max_concurrency", max_concurrency), ("max_calls", max_calls)):
             if value is not None and value < 1:
                 raise ConfigurationError(f"{name} must be at least 1, not {value}.")
