@@ -127,8 +127,8 @@ class ProcessRun:
         except (ValueError, RecursionError):
             raise RolloutError(
                 f"the last line of the program's output is not JSON: {last[:200]!r}. It must be "
-                'its outcome, such as 1.0 or {"reward": 1.0, "metrics": {}}, or its answer, in quotes. '
-                f"{stderr}"
+                'its outcome, such as 1.0 or {"reward": 1.0, "metrics": {}}, or its answer, in '
+                f"quotes. {stderr}"
             ) from None
 
     def stop(self) -> None:
@@ -194,7 +194,7 @@ def make_runner(
     if is_function and kind == "container":
         raise ConfigurationError(
             f"--program {program!r}: give the command that starts the container, such as "
-            "'docker run --rm -i --network host -e OPENAI_BASE_URL -e OPENAI_API_KEY image python agent.py'."
+            "'docker run --rm -i -e OPENAI_BASE_URL -e OPENAI_API_KEY image python agent.py'."
         )
     command = shlex.split(program)
     if is_function:

@@ -15,13 +15,12 @@ from gymnasium.wrappers import TimeLimit
 
 pytest.importorskip("websockets", reason="the extra 'serve' is not installed")
 
-from agent_envs import ConfigurationError, Task, Tool, ToolEnv
+from agent_envs import ConfigurationError, Task, ToolEnv
 from agent_envs.errors import ServerError, SnapshotError
 from agent_envs.remote import client
 from agent_envs.remote.server import Session
 from agent_envs.testing import check
 from agent_envs.testing.episodes import record
-from agent_envs.wrappers import ConversationObservation, PotentialShaping, found_gold
 from agent_trainers.policies.policy import ScriptedPolicy
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.episode import EpisodeSpec
@@ -39,9 +38,7 @@ def test_a_remote_environment_passes_the_conformance_kit(serve):
     ("env_id", "kwargs"),
     [
         (MULTI_HOP, {"tool_format": "openai", "hops": [1, 2]}),
-        ("AgentR1/SyntheticTable-v0", {"context": {"name": "window", "turns": 1}}),
         ("AgentR1/SyntheticLongHorizon-v0", {"tool_format": "react"}),
-        ("AgentR1/CommandLine-v0", {}),
         ("AgentR1/HotpotQA-v0", {"data": None}),
     ],
 )
@@ -61,9 +58,8 @@ def test_episodes_equal_local_ones(serve, remote, data_files, env_id, kwargs):
     assert local.observation_space == there.observation_space
 
 
-@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
-def test_vectors_of_remote_environments_equal_local_ones(serve, mode):
-    served, options = serve(MULTI_HOP), {"num_envs": 3, "autoreset_mode": mode}
+def test_vectors_of_remote_environments_equal_local_ones(serve):
+    served, options = serve(MULTI_HOP), {"num_envs": 3, "autoreset_mode": "SameStep"}
     local = gym.make_vec(MULTI_HOP, **options)
     there = gym.make_vec("AgentR1/Remote-v0", url=served.url, **options)
     assert repr(local.reset(seed=5)) == repr(there.reset(seed=5))
@@ -83,14 +79,6 @@ def test_processes_can_use_it(serve):
     assert list(there.reset(seed=1)[0]) == list(local.reset(seed=1)[0])
     assert list(there.step(["x", "y"])[0]) == list(local.step(["x", "y"])[0])
     there.close()
-
-
-def test_wrappers_see_the_same(serve, remote):
-    def wrapped(env):
-        return ConversationObservation(PotentialShaping(env, found_gold))
-
-    local, there = wrapped(gym.make(MULTI_HOP)), wrapped(remote(serve(MULTI_HOP)))
-    assert record(local, 2) == record(there, 2)
 
 
 class PaysAtTheEnd(ToolEnv):
@@ -153,45 +141,13 @@ def run_two_episodes(env, after_message=lambda number: None):
     return json.dumps(seen)
 
 
-@pytest.mark.parametrize("place", [2, 4, 5, 7])
+@pytest.mark.parametrize("place", [2, 5])
 def test_an_episode_survives_the_restart_of_its_server(serve, remote, place):
     served = serve(MULTI_HOP)
     env = remote(served)
     expected = run_two_episodes(gym.make(MULTI_HOP))
     assert run_two_episodes(env, lambda n: served.restart() if n == place else None) == expected
     assert env.unwrapped.num_sessions == 2
-
-
-class Counts(ToolEnv):
-    """Its state cannot be saved, but replayed."""
-
-    num_tasks = 5
-
-    def __init__(self, **shared):
-        self.lock = threading.Lock()
-        super().__init__(default_tools=[Tool(self.count)], **shared)
-
-    def get_task(self, index):
-        return Task(id=f"t{index}", question=f"Question {index}?", answers=("a",))
-
-    def begin_episode(self):
-        self.num = 0
-
-    def count(self) -> int:
-        """Count."""
-        self.num += 1
-        return self.num
-
-
-class CountsForever(Counts):
-    """Its observations depend on more than seed and actions."""
-
-    number = 0
-
-    def count(self) -> int:
-        """Count."""
-        CountsForever.number += 1
-        return CountsForever.number
 
 
 class PaysByCount(ToolEnv):
@@ -209,31 +165,11 @@ class PaysByCount(ToolEnv):
         return float(PaysByCount.number)
 
 
-def test_an_environment_without_snapshots_is_resumed(serve, remote):
-    served = serve(Counts)
-    env = remote(served)
-    call = env.unwrapped.write_call("count")
-    with pytest.raises(SnapshotError):
-        Counts().snapshot()
-    for seed in (1, None):
-        env.reset(seed=seed)
-        assert "1" in env.step(call)[0]
-        served.restart()
-        assert "2" in env.step(call)[0]
-
-
-@pytest.mark.parametrize(
-    ("made", "action"),
-    [
-        (CountsForever, '<tool_call>{"name": "count", "arguments": {}}</tool_call>'),
-        (PaysByCount, "x"),
-    ],
-)
-def test_an_episode_that_differs_when_replayed_is_not_resumed(serve, remote, made, action):
-    served = serve(made)
+def test_an_episode_that_differs_when_replayed_is_not_resumed(serve, remote):
+    served = serve(PaysByCount)
     env = remote(served)
     env.reset(seed=1)
-    env.step(action)
+    env.step("x")
     served.restart()
     with pytest.raises(ServerError, match="cannot be resumed"):
         env.step("x")
@@ -367,33 +303,16 @@ def test_a_snapshot_continues_in_any_process_and_on_any_server(serve, remote):
 # Together with rollouts
 
 
-def specs(count):
-    return [
-        EpisodeSpec(task=i, seed=i, group_id=str(i // 2), rng=np.random.default_rng(i))
-        for i in range(count)
-    ]
-
-
-def test_rollouts_over_servers_equal_those_over_local_environments(serve):
-    urls = [serve(MULTI_HOP).url, serve(MULTI_HOP).url]
-
-    def collect(make_env):
-        rollout = Rollout(make_env, ScriptedPolicy(lambda request: "x" * len(request.messages)))
-        trajectories = rollout.collect(specs(8))
-        rollout.close()
-        return [(t.task_id, t.metrics, t.stop_reason, t.transitions[-1].info) for t in trajectories]
-
-    there = collect(lambda: gym.make("AgentR1/Remote-v0", url=urls))
-    assert there == collect(lambda: gym.make(MULTI_HOP))
-
-
 def test_an_environment_without_a_server_fails_only_its_own_episode(serve):
     urls = iter([serve(MULTI_HOP).url, "http://127.0.0.1:9"])
     rollout = Rollout(
         lambda: gym.make("AgentR1/Remote-v0", url=next(urls), connect_timeout=0.1),
         ScriptedPolicy(lambda request: "x"),
     )
-    finished, failed = rollout.collect(specs(2))
+    specs = [
+        EpisodeSpec(task=i, seed=i, group_id="g", rng=np.random.default_rng(i)) for i in range(2)
+    ]
+    finished, failed = rollout.collect(specs)
     rollout.close()
     assert finished.error is None
     assert failed.stop_reason is StopReason.ENVIRONMENT_ERROR
