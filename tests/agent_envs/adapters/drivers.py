@@ -1,10 +1,7 @@
 """Each library's own loop over an environment of ours, with scripted actions."""
 
 import asyncio
-import contextlib
-import copy
 import http.server
-import io
 import json
 import threading
 from dataclasses import dataclass, field
@@ -65,13 +62,6 @@ class Driver:
         """Return the arguments with which ``reset`` begins the same episode."""
         return {"seed": seed}
 
-    def branch(self, env_id, kwargs, seed, first, then):
-        """Return the results of `then` after `first`, and in a copy; None without copies."""
-
-    def meet(self, env_id):
-        """Run two episodes; return whether both were in a tool at the same time."""
-        return False
-
 
 def drawn_task(env_id, kwargs, seed):
     env = gym.make(env_id, **kwargs)
@@ -98,23 +88,6 @@ class GEM(Driver):
             observation, reward, terminated, truncated, info = env.step(action)
             played.add(reward, info["reward_terms"], (terminated, truncated), observation)
         return played
-
-    def branch(self, env_id, kwargs, seed, first, then):
-        env = self.make(env_id, kwargs)
-        env.reset(seed=seed)
-        env.step(first)
-        saved = env.spawn(same_state=True)
-        return env.step(then)[:4], saved.step(then)[:4]
-
-    def meet(self, env_id):
-        import gem
-
-        self.make(env_id, {})
-        with contextlib.redirect_stdout(io.StringIO()):
-            envs = gem.make_vec([env_id] * 2, async_mode=True)
-        envs.reset(seed=0)
-        observations, *_ = envs.step([call("meet")] * 2)
-        return all("met" in observation for observation in observations)
 
 
 class SkyRL(Driver):
@@ -176,12 +149,6 @@ class TextArena(Driver):
         assert sum(game_info[0]["reward_terms"].values()) == rewards[0]
         return played
 
-    def branch(self, env_id, kwargs, seed, first, then):
-        env = self.make(env_id, kwargs, seed)
-        env.step(first)
-        saved = copy.deepcopy(env)
-        return env.step(then), saved.step(then)
-
 
 class OpenEnv(Driver):
     library, module = "OpenEnv", "openenv"
@@ -233,11 +200,6 @@ class Verifiers(Driver):
             tools=server.requests[0].get("tools"),
         )
 
-    def meet(self, env_id):
-        with ChatServer(lambda _, body: meet_or_answer(body["messages"])) as server:
-            episodes = self.run(env_id, {}, 0, server, 2)
-        return all(e.traces[0].reward == 1.0 for e in episodes)
-
     def run(self, env_id, kwargs, seed, server, num_tasks, **limits):
         import verifiers.v1 as vf
 
@@ -284,13 +246,6 @@ class InspectAI(Driver):
             end=(turns[-1]["terminated"], turns[-1]["truncated"]),
             tools=[{"type": "function", "function": plain_schema(tool)} for tool in tools],
         )
-
-    def meet(self, env_id):
-        def reply(messages, _):
-            return meet_or_answer([as_openai(message) for message in messages])
-
-        log = self.run(env_id, {}, 0, reply, 2)
-        return all(sample.scores["earned"].value["return"] == 1.0 for sample in log.samples)
 
     def run(self, env_id, kwargs, seed, reply, num_tasks, **limits):
         from inspect_ai import eval as evaluate
@@ -421,14 +376,6 @@ class CleanRL(Driver):
 DRIVERS = [
     *(Verifiers, OpenEnv, SkyRL, GEM, TextArena, InspectAI, TorchRL, StableBaselines3, CleanRL)
 ]
-
-
-def call(name, **arguments):
-    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
-
-
-def meet_or_answer(messages):
-    return "<answer>met</answer>" if messages[-2]["role"] == "assistant" else call("meet")
 
 
 def as_openai(message):

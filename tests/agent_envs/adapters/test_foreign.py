@@ -1,7 +1,6 @@
 """Environments of other libraries as ours: observations and rewards are the same."""
 
 import contextlib
-import itertools
 import random
 import re
 from importlib.util import find_spec
@@ -70,21 +69,6 @@ def test_global_generators_are_isolated():
     assert random.random() == expected
 
 
-def test_an_episode_continues_from_a_snapshot():
-    env = Dice()
-    env.reset(seed=3)
-    env.step("a")
-    saved = env.snapshot()
-    after = env.step("b")
-    again = Dice()
-    again.restore(saved)
-    assert again.step("b") == after
-    assert after[4]["messages"][-2:] == [
-        {"role": "assistant", "content": "b"},
-        {"role": "user", "content": after[0]},
-    ]
-
-
 def test_a_seed_is_a_task_and_a_task_is_a_seed():
     by_seed, by_task = Dice(), Dice()
     assert by_seed.reset(seed=5)[0] == by_task.reset(seed=1, options={"task": 5})[0]
@@ -92,11 +76,6 @@ def test_a_seed_is_a_task_and_a_task_is_a_seed():
         by_task.reset(options={"task": -1})
     with pytest.raises(ConfigurationError, match="Unknown options: tusk"):
         by_task.reset(options={"tusk": 1})
-
-
-def test_both_kinds_of_end_are_kept():
-    assert run(Dice(), 1, ["end"])[-1][2:] == (True, False)
-    assert run(Dice(), 1, ["cut"])[-1][2:] == (False, True)
 
 
 @contextlib.contextmanager
@@ -194,35 +173,14 @@ def pair(request):
     return PAIRS[request.param]
 
 
-@pytest.mark.parametrize("seed", [3, 4, 5])
-def test_observations_and_rewards_are_the_same(pair, seed):
-    ours, seen = pair(seed)
-    assert run(ours, seed, GUESSES) == seen
-
-
-def test_wrapped_environments_continue_from_a_snapshot(pair):
-    ours, _ = pair(3)
+def test_observations_and_rewards_are_the_same(pair):
+    ours, seen = pair(3)
+    assert run(ours, 3, GUESSES) == seen
     ours.reset(seed=3)
     saved = ours.unwrapped.snapshot()
     first = ours.unwrapped.step(GUESSES[0])
     ours.unwrapped.restore(saved)
     assert ours.unwrapped.step(GUESSES[0]) == first
-
-
-def test_rollouts_run_wrapped_environments(pair):
-    rollout_of = pytest.importorskip("agent_trainers.rollout.collector", exc_type=ImportError)
-    scripted = pytest.importorskip("agent_trainers.policies.policy", exc_type=ImportError)
-    ours, seen = pair(3)
-    guesses = itertools.chain(GUESSES, itertools.repeat("hm"))
-    policy = scripted.ScriptedPolicy(lambda request: next(guesses))
-    rollout = rollout_of.Rollout(lambda: ours, policy)
-    rng = np.random.default_rng(0)
-    spec = rollout_of.EpisodeSpec(task=None, seed=3, group_id="g", rng=rng)
-    (trajectory,) = rollout.collect([spec])
-    rollout.close()
-    assert trajectory.error is None
-    rewards = [t.reward for t in trajectory.transitions]
-    assert rewards[: len(seen) - 1] == [turn[1] for turn in seen[1:]]
 
 
 def test_a_game_of_two_runs_against_an_opponent():
