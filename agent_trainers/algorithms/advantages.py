@@ -1,9 +1,7 @@
 """Credit: from the rewards of a batch of episodes to advantages per step or per token.
 
 Estimators are pure functions of a batch of episodes, with options by name; those with a critic also
-take ``values`` (see ``gae.py``). They return one array per episode: of shape (S,), one advantage
-per step, or of shape (N,), one per token. An unscorable episode is left out of its group and of
-every mean, and gets shape (0,).
+take ``values`` (see ``gae.py``). An unscorable episode is left out of its group and every mean.
 """
 
 import inspect
@@ -14,31 +12,26 @@ import numpy as np
 
 from agent_envs.core.lookup import lookup_or_import
 from agent_envs.errors import ConfigurationError
+from agent_trainers.algorithms import group_estimators
 from agent_trainers.algorithms.episodes import Array, Episode
 from agent_trainers.algorithms.gae import gae_bilevel, gae_step, gae_token
-from agent_trainers.algorithms.group_estimators import (
-    dr_grpo,
-    gigpo,
-    grpo,
-    grpo_step,
-    reinforce_pp,
-    reinforce_pp_baseline,
-    rloo,
-)
 
 Estimator = Callable[..., Sequence[Array]]
 
 ADVANTAGE_ESTIMATORS: Final[Mapping[str, Estimator]] = {
-    "grpo": grpo,
-    "grpo_step": grpo_step,
-    "dr_grpo": dr_grpo,
-    "rloo": rloo,
-    "reinforce_pp": reinforce_pp,
-    "reinforce_pp_baseline": reinforce_pp_baseline,
-    "gigpo": gigpo,
-    "gae_token": gae_token,
-    "gae_step": gae_step,
-    "gae_bilevel": gae_bilevel,
+    function.__name__: function
+    for function in (
+        group_estimators.grpo,
+        group_estimators.grpo_step,
+        group_estimators.dr_grpo,
+        group_estimators.rloo,
+        group_estimators.reinforce_pp,
+        group_estimators.reinforce_pp_baseline,
+        group_estimators.gigpo,
+        gae_token,
+        gae_step,
+        gae_bilevel,
+    )
 }
 
 
@@ -64,21 +57,22 @@ def estimate(
     """
     function = find_estimator(estimator)
     known = estimator_options(function)
+    name = estimator if isinstance(estimator, str) else getattr(function, "__name__", "estimator")
     if unknown := sorted(set(options) - set(known)):
         raise ConfigurationError(
-            f"{_name(estimator)} has no option {', '.join(map(repr, unknown))}. Its options are: "
+            f"{name} has no option {', '.join(map(repr, unknown))}. Its options are: "
             f"{', '.join(known)}."
         )
     advantages = list(function(trajectories, **options))
     if len(advantages) != len(trajectories):
         raise ConfigurationError(
-            f"{_name(estimator)} returned {len(advantages)} arrays for {len(trajectories)} "
+            f"{name} returned {len(advantages)} arrays for {len(trajectories)} "
             "episodes. Return one per episode, an empty one where it is not scorable."
         )
     for i, values in enumerate(advantages):
         if not np.all(np.isfinite(values)):
             raise ConfigurationError(
-                f"{_name(estimator)} returned a number that is not finite for episode {i} of "
+                f"{name} returned a number that is not finite for episode {i} of "
                 f"{len(trajectories)}, with the rewards {list(trajectories[i].rewards)}. Return 0 "
                 "for a step without information."
             )
@@ -97,18 +91,10 @@ def find_estimator(estimator: str | Estimator) -> Estimator:
 
 
 def estimator_options(estimator: str | Estimator) -> tuple[str, ...]:
-    """Return the names of an estimator's options.
-
-    Raises:
-        UnknownNameError: If there is no such estimator.
-    """
+    """Return the names of an estimator's options."""
     return tuple(inspect.signature(find_estimator(estimator)).parameters)[1:]
 
 
 def needs_values(estimator: str | Estimator) -> bool:
     """Return whether an estimator needs a critic."""
     return "values" in estimator_options(estimator)
-
-
-def _name(estimator: str | Estimator) -> str:
-    return estimator if isinstance(estimator, str) else getattr(estimator, "__name__", "estimator")

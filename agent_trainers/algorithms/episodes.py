@@ -56,15 +56,10 @@ def apart(
 
 
 def whiten(arrays: Sequence[Array], weights: Sequence[npt.ArrayLike] | None = None) -> list[Array]:
-    """Give a batch mean 0 and variance 1: ``(x - mean) / sqrt(variance + 1e-8)``.
+    """Give a batch mean 0 and variance 1: ``(x - mean) / sqrt(variance + 1e-8)``; 0 if constant.
 
-    Args:
-        arrays: Values of any lengths.
-        weights: How often each value counts, in the same shapes; once if not given. The variance
-            is the unbiased one of as many values.
-
-    Returns:
-        Arrays of the same shapes; all 0 where there is no variance.
+    `weights` are how often each value counts, in the same shapes; the variance is the unbiased one
+    of as many values.
     """
     x = join([np.asarray(array, float) for array in arrays])
     w = np.ones(len(x)) if weights is None else join([np.asarray(v, float) for v in weights])

@@ -32,17 +32,8 @@ def gae_step(
 
     ``d_t = r_t + gamma V_{t+1} - V_t``, ``A_t = d_t + gamma lam A_{t+1}`` (Schulman et al., 2016,
     arXiv 1506.02438) with environment steps for time. ``V`` after the last step is 0 where the
-    episode terminated and the bootstrap value where it was truncated. Independent of how many
-    tokens a step has.
-
-    Args:
-        episodes: The batch.
-        values: See the module; also ``values[i][t]``, a number per step.
-        bootstrap_values: Value of each episode's state after its last step, shape (E,); 0 if not
-            given. Used for truncated episodes only.
-        gamma: Discount per step.
-        lam: Lambda of the recursion, per step.
-        whiten: Whiten over the steps of the batch. Value targets are ``A + V`` without it.
+    episode terminated and the bootstrap value, shape (E,), where it was truncated. `values` may
+    also be a number per step, ``values[i][t]``. Value targets are ``A + V`` without `whiten`.
     """
 
     def credit(episode: Episode, steps: list[Floats], last: float) -> Floats:
@@ -62,11 +53,9 @@ def gae_token(
 ) -> list[Array]:
     """Give each token its generalised advantage: PPO as for one long text.
 
-    The recursion runs over the tokens that have values. Given for action tokens alone they form
-    the compact timeline of Agent-R1, in which observation tokens neither advance nor decay
-    anything (arXiv 2511.14460). A step's reward comes with its last action token.
-
-    The arguments are those of `gae_step`, per token instead of per step.
+    The recursion runs over the tokens that have values; action tokens alone form the compact
+    timeline of Agent-R1 (arXiv 2511.14460). A step's reward comes with its last action token. The
+    arguments are those of `gae_step`, per token.
     """
 
     def credit(episode: Episode, steps: list[Floats], last: float) -> Floats:
@@ -94,9 +83,8 @@ def gae_bilevel(
 
     Bi-level GAE (VAGEN, Wang et al., 2025): `gae_step` gives each step a return
     ``Ret_t = A_t + V_t``; it becomes the reward at the end of the step, and a second recursion runs
-    over the step's own tokens, with `token_gamma` and `token_lam`. Ends of steps are known, not
-    found by looking for rewards. Values are of action tokens only; the other arguments are those of
-    `gae_step`, and tokens are whitened.
+    over the step's own tokens, with `token_gamma` and `token_lam`. Values are of action tokens
+    only; the other arguments are those of `gae_step`, and tokens are whitened.
     """
 
     def credit(episode: Episode, steps: list[Floats], last: float) -> Floats:
@@ -121,10 +109,9 @@ def _with_values(
     whitens: bool,
 ) -> list[Array]:
     """Apply `credit` to each episode, its values and the value after its end."""
-    if bootstrap_values is None:
-        bootstrap_values = [0.0] * len(episodes)
     advantages = []
-    for i, (episode, last) in enumerate(zip(episodes, bootstrap_values, strict=True)):
+    ends = [0.0] * len(episodes) if bootstrap_values is None else bootstrap_values
+    for i, (episode, last) in enumerate(zip(episodes, ends, strict=True)):
         if not episode.is_scorable:
             advantages.append(np.zeros(0, np.float32))
             continue

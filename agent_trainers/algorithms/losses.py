@@ -74,12 +74,7 @@ def policy_loss(
 ) -> PolicyLoss:
     """Return ``-min(r A, clip(r, 1 - low, 1 + high) A)`` (Schulman et al., 2017, arXiv 1707.06347).
 
-    Args:
-        log_ratio: Logarithm of the importance ratio, (B, T).
-        advantages: (B, T).
-        epsilon_low: Lower clipping range.
-        epsilon_high: Upper clipping range.
-        delta: Bound of the ratio where the advantage is negative, as in TRL; None for none.
+    `delta` bounds the ratio where the advantage is negative, as in TRL. Tensors are (B, T).
     """
     ratio = log_ratio.exp()
     clipped = ratio.clamp(1 - epsilon_low, 1 + epsilon_high)
@@ -98,14 +93,7 @@ def cispo_loss(
     *,
     epsilon_high: float,
 ) -> PolicyLoss:
-    """Return ``-min(r, high) A log pi`` with no gradient through the ratio (arXiv 2506.13585).
-
-    Args:
-        log_ratio: Logarithm of the importance ratio, (B, T).
-        logprobs: New log-probabilities, (B, T).
-        advantages: (B, T).
-        epsilon_high: Bound of the ratio.
-    """
+    """Return ``-min(r, high) A log pi`` with no gradient through the ratio (arXiv 2506.13585)."""
     ratio = log_ratio.exp()
     return PolicyLoss(
         -ratio.clamp(max=epsilon_high).detach() * advantages * logprobs,
@@ -120,25 +108,18 @@ POLICY_LOSSES: Final[Mapping[str, PolicyLossFunction]] = {"dapo": policy_loss, "
 LOSS_ARGUMENTS: Final = (
     "log_ratio", "logprobs", "advantages", "epsilon_low", "epsilon_high", "delta",
 )  # fmt: skip
-"""What a policy loss may take, by name; see `policy_loss` and `cispo_loss`."""
 
 
 def find_policy_loss(name: str) -> PolicyLossFunction:
-    """Return the policy loss of a name or an import path.
-
-    Raises:
-        UnknownNameError: If there is none.
-    """
+    """Return the policy loss of a name or an import path."""
     return lookup_or_import(POLICY_LOSSES, name, kind="loss_type")
 
 
 def evaluate_policy_loss(loss: PolicyLossFunction, **arguments: Any) -> PolicyLoss:
-    """Apply a policy loss, built in or a user's own.
+    """Apply a policy loss, built in or a user's own, to those of `arguments` that it takes.
 
-    Args:
-        loss: Takes some of `LOSS_ARGUMENTS` by name; returns a `PolicyLoss`, or just the loss of
-            each token, (B, T), unweighted.
-        arguments: All of `LOSS_ARGUMENTS`.
+    The arguments are all of `LOSS_ARGUMENTS`. A loss returns a `PolicyLoss`, or just
+    the loss of each token, (B, T), unweighted.
     """
     taken = inspect.signature(loss).parameters
     result = loss(**{name: value for name, value in arguments.items() if name in taken})
@@ -162,8 +143,7 @@ def value_loss(
 ) -> torch.Tensor:
     """Return the clipped squared error of each value, shape (B, T).
 
-    ``max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2) / 2``, as in OpenAI's PPO: a value
-    gains nothing from moving further than `clip_range` from its old value.
+    ``max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2) / 2``, as in OpenAI's PPO.
     """
     clipped = old_values + (values - old_values).clamp(-clip_range, clip_range)
     return 0.5 * torch.max((values - targets) ** 2, (clipped - targets) ** 2)

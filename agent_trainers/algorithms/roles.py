@@ -48,11 +48,7 @@ class RoleEpisode:
 def estimate_by_role(
     estimate: Callable[[Sequence[Episode]], Sequence[Array]], episodes: Sequence[EpisodeOfRoles]
 ) -> list[Array]:
-    """Estimate the advantage of each step within its role.
-
-    Args:
-        estimate: An estimator with its settings; gives one advantage per step.
-        episodes: A whole batch.
+    """Estimate the advantage of each step within its role, for a whole batch.
 
     Returns:
         For each episode float32 of shape (S,), 0 in the steps of frozen roles; shape (0,) where it
@@ -90,9 +86,8 @@ def take_apart(episode: EpisodeOfRoles) -> list[RoleEpisode]:
             continue
         steps = [t for t, name in enumerate(episode.roles) if name == role]
         rewards = [0.0] * len(steps)
-        for t, (reward, owner) in enumerate(
-            zip(episode.rewards, episode.reward_owners, strict=True)
-        ):
+        owners = episode.reward_owners
+        for t, (reward, owner) in enumerate(zip(episode.rewards, owners, strict=True)):
             before = sum(step <= t for step in steps)  # earlier rewards are not its own
             if before and owner in (None, role):
                 rewards[before - 1] += reward

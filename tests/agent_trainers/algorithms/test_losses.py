@@ -29,15 +29,6 @@ def test_the_importance_ratio_of_each_level():
     assert ratios("sequence") == pytest.approx([0.2 / 3] * 3)
 
 
-def test_a_padding_row_gives_a_ratio_of_one():
-    nothing = torch.zeros(1, 1)
-    for level in ("token", "step", "product", "sequence"):
-        ratio = importance_log_ratio(
-            nothing, nothing.long(), nothing.long(), torch.tensor([0]), level
-        )
-        assert ratio.tolist() == [[0.0]]
-
-
 def test_the_policy_loss_is_clipped_where_it_would_gain():
     log_ratio = torch.tensor([[1.5, 1.5, 0.5, 0.5]]).log()
     advantages = torch.tensor([[2.0, -2.0, 2.0, -2.0]])

@@ -9,10 +9,6 @@ def factor(schedule, progress=0.0, log=()):
     return reward_factors(schedules, progress, log)["term"]
 
 
-def test_a_constant_stays():
-    assert factor({"kind": "constant", "start": 0.3}, 0.9) == 0.3
-
-
 @pytest.mark.parametrize(("progress", "expected"), [(0.0, 2.0), (0.25, 1.75), (1.0, 1.0)])
 def test_a_line(progress, expected):
     assert factor({"kind": "linear", "start": 2.0, "end": 1.0}, progress) == pytest.approx(expected)
