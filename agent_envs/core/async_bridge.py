@@ -142,17 +142,13 @@ def call_with_deadline(function: Callable[[], Any], timeout: float | None) -> An
     """
     if timeout is None:
         return resolve(function())
-    return result_in_time(_submit(lambda: resolve(function(), timeout)), timeout, timeout)
-
-
-def result_in_time(future: "Future[Any]", left: float | None, limit: float | None) -> Any:
-    """Return a result for which `left` of `limit` seconds are left."""
+    future = _submit(lambda: resolve(function(), timeout))
     try:
-        return future.result(left and min(left, threading.TIMEOUT_MAX))
+        return future.result(min(timeout, threading.TIMEOUT_MAX))
     except TimeoutError:
         if future.done():
             raise
-        raise TimeoutError(f"no result within {limit:g} seconds") from None
+        raise TimeoutError(f"no result within {timeout:g} seconds") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

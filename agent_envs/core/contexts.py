@@ -98,14 +98,13 @@ class Budget:
         def is_too_long() -> bool:
             return history.count_tokens(history.with_turns(turns)) > self.tokens
 
-        for turn in turns[:-1]:
-            if is_too_long():
-                _shorten(turn)
+        num_shortened = sum(_shorten(turn) for turn in turns[:-1] if is_too_long())
         while len(turns) > 1 and is_too_long():
             del turns[0]
         if turns and is_too_long():
-            _shorten(turns[-1])
-        return _view(history, history.with_turns(turns), f"budget: {self.tokens} tokens")
+            num_shortened += _shorten(turns[-1])
+        messages = history.with_turns(turns)
+        return _view(history, messages, f"budget: {self.tokens} tokens", num_shortened)
 
 
 Summarise = Callable[[Sequence[Message]], str]
@@ -191,14 +190,8 @@ ContextChoice = str | Mapping[str, Any] | ContextPolicy | Sequence[Any]
 def make_context(context: ContextChoice) -> ContextPolicy:
     """Return the policy that an environment's ``context=`` argument describes.
 
-    Args:
-        context: A name (``"window"``), a name with options (``{"name": "window", "turns": 2}``,
-            which JSON can hold), a custom policy, or a list of these: each is applied to the result
-            of the one before.
-
-    Raises:
-        UnknownNameError: If no policy has that name.
-        ConfigurationError: If the options do not fit the policy.
+    It is a name (``"window"``), a name with options (``{"name": "window", "turns": 2}``), a custom
+    policy, or a list of these: each is applied to the result of the one before.
     """
     if callable(context):
         return context
@@ -240,13 +233,9 @@ def make_view(policy: ContextPolicy, history: History) -> View:
     return View(messages, max(0, len(history.messages) - len(messages)), reason=reason)
 
 
-def _view(history: History, messages: list[Message], reason: str) -> View:
+def _view(history: History, messages: list[Message], reason: str, num_shortened: int = 0) -> View:
     """Return the state with its difference from the history; `reason` explains it, if there is."""
-    before, after = (
-        sum(message["content"] == SHORTENED_TEXT for message in each)
-        for each in (history.messages, messages)
-    )
-    num_dropped, num_shortened = len(history.messages) - len(messages), max(0, after - before)
+    num_dropped = len(history.messages) - len(messages)
     is_same = num_dropped + num_shortened == 0
     return View(messages, num_dropped, num_shortened, None if is_same else reason)
 
@@ -315,8 +304,13 @@ def _as_history(messages: Sequence[Message], history: History) -> History:
     return History(initial, turns, history.count_tokens, summaries=history.summaries)
 
 
-def _shorten(turn: list[Message]) -> None:
-    """Replace the replies of the environment in `turn`."""
-    for i, message in enumerate(turn):
-        if message["role"] != "assistant" and len(message["content"]) > len(SHORTENED_TEXT):
-            turn[i] = {**message, "content": SHORTENED_TEXT}
+def _shorten(turn: list[Message]) -> int:
+    """Replace the replies of the environment in `turn`; return how many."""
+    long = [
+        i
+        for i, message in enumerate(turn)
+        if message["role"] != "assistant" and len(message["content"]) > len(SHORTENED_TEXT)
+    ]
+    for i in long:
+        turn[i] = {**turn[i], "content": SHORTENED_TEXT}
+    return len(long)

@@ -49,8 +49,7 @@ class Record:
     random_state: Mapping[str, Any]
     """State of the random generator at the reset."""
     task: int | None
-    """Option ``task`` of the reset."""
-    observations: list[str] = field(default_factory=list)
+    observations: list[str]
     actions: list[str] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
 

@@ -96,25 +96,20 @@ class TaskFamily(RestorableEnv):
         raise NotImplementedError(f"{type(self).__name__} does not define reference_actions().")
 
     def on_result(self, action: ParsedAction, result: ToolResult) -> None:
-        """Update the episode after a tool call; the step is rewarded afterwards.
-
-        Called for each call of a turn, in order. Values that several add to `noted` are summed.
-        """
+        """Update the episode after each call of a turn; what they add to `noted` is summed."""
 
     def on_answer(self, answer: str) -> str | NewConversation | None:
         """Judge an answer; the step is rewarded afterwards.
 
-        Returns:
-            None, the default, to end the episode; a text, the user's reply, to continue the
-            conversation; or a `NewConversation` to continue with a new question in an empty one.
+        Returns None, the default, to end the episode; a text, the user's reply, to continue the
+        conversation; or a `NewConversation` to continue with a new question in an empty one.
         """
         return None
 
     def on_message(self, message: str) -> str | NewConversation | None:
-        """Reply, as a user would, to a text without a call or an answer.
+        """Reply, as `on_answer`, to a text without a call or an answer: the words of a user.
 
-        An environment that defines this method is a dialogue; in any other such a text is a
-        mistake. Returns as `on_answer`.
+        An environment that defines this method is a dialogue; in any other such text is a mistake.
         """
         raise NotImplementedError
 
@@ -123,10 +118,7 @@ class TaskFamily(RestorableEnv):
         return False
 
     def pinned_text(self) -> str:
-        """Return a text that every state shows below the question; empty by default.
-
-        No context policy drops it. When it changes, a state no longer extends the one before.
-        """
+        """Return a text that every state shows below the question; no context policy drops it."""
         return ""
 
     def begin_episode(self) -> None:
@@ -136,10 +128,7 @@ class TaskFamily(RestorableEnv):
         """Clear the last step; called at reset and before each action."""
 
     def on_restore(self) -> None:
-        """Set the attributes that `not_in_snapshots` leaves out and each episode makes.
-
-        Called after a snapshot of an episode was restored, with its `task` and `task_index`.
-        """
+        """Set the attributes of this `task` that `not_in_snapshots` leaves out, after a restore."""
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of the episode so far."""

@@ -13,6 +13,7 @@ import contextlib
 import functools
 import inspect
 import json
+import pkgutil
 import reprlib
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,8 +24,7 @@ import docstring_parser
 import pydantic
 
 from agent_envs.core.async_bridge import call_with_deadline
-from agent_envs.core.lookup import lookup_or_import
-from agent_envs.errors import ConfigurationError, UnknownNameError
+from agent_envs.errors import ConfigurationError
 
 DEFAULT_TIMEOUT_SECONDS: Final = 30.0
 DEFAULT_MAX_RESULT_CHARS: Final = 8_000
@@ -54,18 +54,15 @@ class ToolError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """The result of a tool call."""
+    """The result of a tool call: the text for the model, and JSON-able data for the environment."""
 
     content: str
-    """The text for the model."""
     data: Any = None
-    """The same for the environment: passages, numbers, an exit status. JSON-able."""
     error: str | None = None
     """A short code if the call failed: ``tool_error``, ``tool_timeout``."""
     exception: str | None = None
     """Type and message of the tool's exception, for the log; never shown to the model."""
     num_cut_chars: int = 0
-    """Number of characters cut from a result that was too long."""
 
 
 class Tool:
@@ -112,9 +109,9 @@ class Tool:
         """Pickle by name, or else by the constructor's arguments."""
         function: Any = inspect.unwrap(self.function)
         path = f"{function.__module__}:{getattr(function, '__qualname__', '')}"
-        with contextlib.suppress(UnknownNameError):
-            if lookup_or_import({}, path, kind="tool") is self:  # decorated in place
-                return _imported, (path,)
+        with contextlib.suppress(ImportError, AttributeError, ValueError):
+            if pkgutil.resolve_name(path) is self:  # decorated in place
+                return pkgutil.resolve_name, (path,)
         names = ("name", "description", "timeout", "max_result_chars", "stateful")
         again = functools.partial(Tool, **{name: getattr(self, name) for name in names})
         return again, (self.function,)
@@ -197,14 +194,14 @@ class SchemaTool(Tool):
 
 def failed_call(tool: Tool, error: BaseException) -> ToolResult:
     """Return the result of a call that raised an exception, or took too long."""
-    exception, code = f"{type(error).__name__}: {error}", "tool_error"
-    text = TOOL_ERROR_TEXT.format(name=tool.name, exception=type(error).__name__)
+    kind, code = type(error).__name__, "tool_error"
+    text = TOOL_ERROR_TEXT.format(name=tool.name, exception=kind)
     if isinstance(error, TimeoutError):
         text = TOOL_TIMEOUT_TEXT.format(name=tool.name, timeout=tool.timeout or 0)
         code = "tool_timeout"
     elif isinstance(error, ToolError):
         text = str(error)
-    return ToolResult(text, error=code, exception=exception)
+    return ToolResult(text, error=code, exception=f"{kind}: {error}")
 
 
 @overload
@@ -218,10 +215,6 @@ def tool(
     if function is not None:
         return Tool(function)
     return lambda decorated: Tool(decorated, **options)
-
-
-def _imported(path: str) -> Any:
-    return lookup_or_import({}, path, kind="tool")
 
 
 def _arguments_model(

@@ -15,12 +15,10 @@ OVER_TEXT: Final = "This call was not carried out: the one before it ended the t
 
 
 class Call(NamedTuple):
-    """A call of a turn, and its result."""
+    """A call of a turn, or the mistake in it, and its result; None for a mistake."""
 
     action: ParsedAction
-    """The call, or the mistake in it."""
     result: ToolResult | None
-    """The result of the tool; None for a mistake."""
 
 
 def run_calls(calls: Sequence[ParsedAction], tools: Mapping[str, Tool]) -> Iterator[ToolResult]:
@@ -75,13 +73,12 @@ def reply_to_calls(calls: Sequence[Call], tool_format: ToolFormat) -> list[Messa
 
 def describe_call(call: Call) -> dict[str, Any]:
     """Return the entry of a call in `info`: what was understood, and its error."""
-    action, result = call
-    described = action.as_info()
-    if result is not None and result.error is not None:
+    described, result = call.action.as_info(), call.result or ToolResult("")
+    if result.error is not None:
         described |= {"error": result.error, "message": result.content}
-    if result is not None and result.exception is not None:
+    if result.exception is not None:
         described["exception"] = result.exception
-    if result is not None and result.num_cut_chars:
+    if result.num_cut_chars:
         described["num_cut_chars"] = result.num_cut_chars
     return described
 

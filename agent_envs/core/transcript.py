@@ -11,10 +11,7 @@ _STYLES: Final[Mapping[str, str]] = {
 
 
 class Transcript:
-    """An episode for `ToolEnv.render`: speaker, text, error code and reward terms of each entry.
-
-    Empty without a ``render_mode``.
-    """
+    """An episode for `ToolEnv.render`; empty without a ``render_mode``."""
 
     def __init__(self) -> None:
         """Start empty."""

@@ -1,8 +1,7 @@
 """The turn limits of Gymnasium around an environment, found from inside it.
 
-`TimeLimit` counts outside the environment and shares nothing: `gym.make` clears the limit in the
-spec, and `gym.make_vec` refuses a registered wrapper that could share it. But `reset` and `step`
-are called through every wrapper, so those with a limit are found among the callers.
+`TimeLimit` shares its limit with nobody, and `gym.make` clears that of the spec; but `reset` and
+`step` are called through every wrapper, so those with a limit are found among the callers.
 """
 
 import inspect

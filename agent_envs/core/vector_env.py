@@ -1,4 +1,4 @@
-"""A vector environment whose members run concurrently, each in its own thread.
+"""A vector environment whose members run concurrently.
 
 ``gym.make_vec(id, num_envs=64)`` makes it. It starts the work of all members, then lets
 `gymnasium.vector.SyncVectorEnv` collect the results.
@@ -6,9 +6,8 @@
 
 import functools
 import logging
-import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import gymnasium as gym
@@ -17,7 +16,7 @@ import numpy.typing as npt
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import iterate
 
-from agent_envs.core.async_bridge import Worker, result_in_time
+from agent_envs.core.async_bridge import CallSession, Outcome, call_with_deadline
 from agent_envs.errors import ActionTypeError, ConfigurationError
 
 DEFAULT_STEP_TIMEOUT_SECONDS: Final = 300.0
@@ -28,58 +27,40 @@ _CALLER_ERRORS: Final = (ActionTypeError, ConfigurationError, gym.error.Error)
 
 
 class _Member(gym.Wrapper[Any, Any, Any, Any]):
-    """An environment that is made, stepped and closed in one thread, and replaced if it fails.
-
-    `begin` starts a call in the thread; `reset` and `step`, called afterwards, wait for the result.
-    """
+    """An environment that is replaced if it fails; its calls run before their results are read."""
 
     def __init__(
         self, number: int, make: Callable[[], gym.Env[Any, Any]], timeout: float | None
     ) -> None:
         self._number, self._make, self._timeout = number, make, timeout
-        self._call: Future[Any] | None = None
-        self._deadline: float | None = None
         self._seed: int | None = None
         self._next_seed: int | None = None  # of a replacement
         self._observation: Any = None
-        self._thread = Worker()
-        super().__init__(self._thread.submit(make).result())
+        self.outcome: Outcome | None = None
+        super().__init__(make())
 
-    def begin(self, function: Callable[[], Any]) -> None:
-        self._deadline = None if self._timeout is None else time.monotonic() + self._timeout
-        self._call = self._thread.submit(function)
-
-    def finish(self) -> Any:
-        assert self._call is not None  # noqa: S101 - begun before
-        call, self._call = self._call, None
-        left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
-        return result_in_time(call, left, self._timeout)
-
-    def begin_reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
+    def reset_call(self, seed: int | None, options: dict[str, Any] | None) -> Callable[[], Any]:
         self._seed = self._seed if seed is None else seed
         seed = self._next_seed if seed is None else seed
-        self.begin(functools.partial(self.env.reset, seed=seed, options=options))
+        return functools.partial(self.env.reset, seed=seed, options=options)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         report: dict[str, str] = {}
-        if self._call is None:
-            self.begin_reset(seed, options)
         try:
-            self._observation, info = self.finish()
+            self._observation, info = self._result(self.reset_call(seed, options))
         except _CALLER_ERRORS:
             raise
         except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code
             report = self._replace(error, seed)
-            self.begin_reset(seed, options)
-            self._observation, info = self.finish()
+            self._observation, info = self._result(self.reset_call(seed, options))
         self._next_seed = None
         return self._observation, info | report
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         try:
-            result: tuple[Any, Any, bool, bool, dict[str, Any]] = self.finish()
+            result: tuple[Any, Any, bool, bool, dict[str, Any]] = self._result(None)
         except _CALLER_ERRORS:
             raise
         except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code
@@ -87,27 +68,22 @@ class _Member(gym.Wrapper[Any, Any, Any, Any]):
         self._observation = result[0]
         return result
 
-    def begin_close(self) -> None:
-        self._timeout = CLOSE_TIMEOUT_SECONDS
-        self.begin(self.env.close)
-        self._thread.stop()
-
-    def close(self) -> None:
-        try:
-            self.finish()
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code
-            _LOGGER.warning("Member %d was not closed: %s", self._number, error)
+    def _result(self, function: Any) -> Any:
+        """Return the result of the call that has run; without one, call `function`."""
+        outcome, self.outcome = self.outcome, None
+        if outcome is None:
+            return call_with_deadline(function, self._timeout)
+        if outcome.error is not None:
+            raise outcome.error
+        return outcome.value
 
     def _replace(self, error: BaseException, seed: int | None = None) -> dict[str, str]:
         """Replace the environment after `error`; return the info that reports it.
 
         The next episode has `seed`, or else a seed drawn from that of the member.
         """
-        self._thread.submit(self.env.close)  # after the failed call, if that ever returns
-        self._thread.stop()
-        self._thread = Worker()
-        self.begin(self._make)
-        self.env = self.finish()
+        CallSession().submit(0, self.env.close)
+        self.env = call_with_deadline(self._make, self._timeout)
         if seed is None and self._seed is not None:
             sequence = np.random.SeedSequence((self._seed, 1))
             seed = self._seed = self._next_seed = int(sequence.generate_state(1)[0])
@@ -118,15 +94,14 @@ class _Member(gym.Wrapper[Any, Any, Any, Any]):
 
 
 class ThreadVectorEnv(SyncVectorEnv[Any, Any]):
-    """`SyncVectorEnv` whose members reset and step concurrently.
+    """`SyncVectorEnv` whose members reset and step concurrently, in a pool of threads.
 
     Observations, rewards, infos with their masks, seeds, options and the three autoreset modes are
-    those of `SyncVectorEnv`. Each member is made, stepped and closed in its own thread. One that
-    takes longer than `step_timeout` seconds, or raises, is replaced: its episode ends
-    ``truncated``, with its last observation, reward 0 and ``infos["member_error"]``; the new
-    environment starts with a seed drawn from that of the member. Errors of the caller (an action
-    that is not text, an unknown task) are raised. A thread cannot be killed: one that hangs is
-    abandoned.
+    those of `SyncVectorEnv`. A member that takes longer than `step_timeout` seconds, or raises, is
+    replaced: its episode ends ``truncated``, with its last observation, reward 0 and
+    ``infos["member_error"]``; the new environment starts with a seed drawn from that of the member.
+    Errors of the caller (an action that is not text, an unknown task) are raised. A thread cannot
+    be killed: one that hangs is abandoned.
     """
 
     envs: list[_Member]  # type: ignore[assignment]
@@ -149,6 +124,7 @@ class ThreadVectorEnv(SyncVectorEnv[Any, Any]):
             functools.partial(_Member, number, make, step_timeout)
             for number, make in enumerate(env_fns)
         ]
+        self._step_timeout = step_timeout
         super().__init__(members, autoreset_mode=autoreset_mode)
 
     def reset(
@@ -164,9 +140,10 @@ class ThreadVectorEnv(SyncVectorEnv[Any, Any]):
             if isinstance(seed, list)
             else [None if seed is None else seed + number for number in range(self.num_envs)]
         )
+        calls = {}
         if "reset_mask" not in (options or {}) and len(seeds) == self.num_envs:
-            for member, one in zip(self.envs, seeds, strict=True):
-                member.begin_reset(one, options)
+            calls = {i: self.envs[i].reset_call(one, options) for i, one in enumerate(seeds)}
+        self._run(calls)
         return super().reset(seed=seed, options=options)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
@@ -175,21 +152,30 @@ class ThreadVectorEnv(SyncVectorEnv[Any, Any]):
         chosen = list(iterate(self.action_space, actions))
         if len(chosen) != self.num_envs:
             raise ValueError(f"{len(chosen)} actions for {self.num_envs} environments.")
-        resets_now = (self.autoreset_mode == AutoresetMode.NEXT_STEP) & self._autoreset_envs
-        for member, action, is_reset in zip(self.envs, chosen, resets_now, strict=True):
-            if is_reset:
-                member.begin_reset(None, None)
-            else:
-                member.begin(functools.partial(member.env.step, action))
+        is_next_step = self.autoreset_mode == AutoresetMode.NEXT_STEP
+        self._run(
+            {
+                i: member.reset_call(None, None)
+                if is_next_step and self._autoreset_envs[i]
+                else functools.partial(member.env.step, action)
+                for i, (member, action) in enumerate(zip(self.envs, chosen, strict=True))
+            }
+        )
         return super().step(actions)
 
+    def _run(self, calls: Mapping[int, Callable[[], Any]]) -> None:
+        """Run calls of members side by side; each member has its outcome."""
+        for member in self.envs:
+            member.outcome = None
+        for outcome in _outcomes(calls, self._step_timeout):
+            self.envs[outcome.key].outcome = outcome
+
     def close_extras(self, **kwargs: Any) -> None:
-        """Close every member; wait at most `CLOSE_TIMEOUT_SECONDS` for all together."""
-        members = getattr(self, "envs", ())
-        for member in members:
-            member.begin_close()
-        for member in members:
-            member.close()
+        """Close every member; wait at most `CLOSE_TIMEOUT_SECONDS`."""
+        closes = {i: member.env.close for i, member in enumerate(getattr(self, "envs", ()))}
+        for outcome in _outcomes(closes, CLOSE_TIMEOUT_SECONDS):
+            if outcome.error is not None:
+                _LOGGER.warning("Member %d was not closed: %s", outcome.key, outcome.error)
 
     def _require_open(self) -> None:
         if self.closed:
@@ -199,6 +185,14 @@ class ThreadVectorEnv(SyncVectorEnv[Any, Any]):
         self, vector_infos: dict[str, Any], env_info: dict[str, Any], env_num: int
     ) -> dict[str, Any]:
         return add_info(vector_infos, env_info, env_num, self.num_envs)
+
+
+def _outcomes(calls: Mapping[int, Callable[[], Any]], timeout: float | None) -> Iterator[Outcome]:
+    session = CallSession()
+    for key, call in calls.items():
+        session.submit(key, call, math.inf if timeout is None else timeout)
+    while session:
+        yield from session.wait(math.inf)
 
 
 def make_threaded(

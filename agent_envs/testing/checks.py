@@ -36,7 +36,7 @@ from agent_envs.testing.episodes import (
     broken_actions,
     expect,
     finish,
-    make_subjects,
+    make_subject,
     mistake,
     record,
     reference_actions,
@@ -83,28 +83,20 @@ def run_checks(
         make_env: A Gymnasium id, with its module (``my_env:MyEnv-v0``) unless it is registered; or
             a callable that makes the environment.
         kwargs: Arguments of the environment, for an id.
-        episodes: Number of tasks that the reference actions must solve in each tool format.
+        episodes: Number of tasks that the reference actions must solve.
         seed: Seed of the first episode and of the broken actions.
     """
     if isinstance(make_env, str):
         make_env = partial(gym.make, make_env, **(kwargs or {}))
-    subjects = make_subjects(make_env, episodes, seed)
-    for name, function, is_per_format in CHECKS:
-        result = Result(name=name, status="ok", detail="")
-        for subject in subjects if is_per_format else subjects[:1]:
-            try:
-                detail = function(subject)
-                result = result if result.detail else Result(name=name, status="ok", detail=detail)
-            except NotOffered as reason:
-                result = Result(name=name, status="skipped", detail=str(reason))
-                break
-            except Exception as error:  # noqa: BLE001 - foreign code; its error is the result
-                place = "" if subject is subjects[0] else f"tool_format={subject.tool_format!r}: "
-                kind = "" if isinstance(error, Problem) else f"{type(error).__name__}: "
-                text = " ".join(f"{place}{kind}{error}".split())
-                result = Result(name=name, status="failed", detail=text)
-                break
-        yield result
+    subject = make_subject(make_env, episodes, seed)
+    for name, function in CHECKS.items():
+        try:
+            yield Result(name=name, status="ok", detail=function(subject))
+        except NotOffered as reason:
+            yield Result(name=name, status="skipped", detail=str(reason))
+        except Exception as error:  # noqa: BLE001 - foreign code; its error is the result
+            kind = "" if isinstance(error, Problem) else f"{type(error).__name__}: "
+            yield Result(name=name, status="failed", detail=" ".join(f"{kind}{error}".split()))
 
 
 def check_gymnasium(subject: Subject) -> str:
@@ -289,20 +281,19 @@ def check_processes(subject: Subject) -> str:
     return "byte for byte, with another PYTHONHASHSEED"
 
 
-CHECKS: Final[tuple[tuple[str, Callable[[Subject], str], bool], ...]] = (
-    # name, function, whether it runs in every tool format
-    ("gymnasium", check_gymnasium, True),
-    ("spec", check_spec, False),
-    ("info", check_info, True),
-    ("replay", check_replay, True),
-    ("tasks", check_tasks, False),
-    ("reference actions", check_reference, True),
-    ("turn limit", check_turn_limit, False),
-    ("any text", check_any_text, True),
-    ("misuse", check_misuse, False),
-    ("snapshots", check_snapshots, False),
-    ("processes", check_processes, False),
-)
+CHECKS: Final[Mapping[str, Callable[[Subject], str]]] = {
+    "gymnasium": check_gymnasium,
+    "spec": check_spec,
+    "info": check_info,
+    "replay": check_replay,
+    "tasks": check_tasks,
+    "reference actions": check_reference,
+    "turn limit": check_turn_limit,
+    "any text": check_any_text,
+    "misuse": check_misuse,
+    "snapshots": check_snapshots,
+    "processes": check_processes,
+}
 
 
 def _pickled(env: TextEnv) -> bytes | None:

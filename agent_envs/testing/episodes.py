@@ -7,7 +7,7 @@ import math
 import pickle
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import gymnasium as gym
@@ -18,7 +18,6 @@ import agent_envs  # noqa: F401 - registers our ids, also in a child process
 from agent_envs.core.tool_env import ToolEnv
 from agent_envs.errors import ConfigurationError
 from agent_envs.formats.actions import example_arguments
-from agent_envs.formats.tool_formats import TOOL_FORMATS
 
 TextEnv = gym.Env[str, str]
 Outcome = tuple[str, float, bool, bool, dict[str, Any]]
@@ -57,40 +56,25 @@ def expect(is_right: bool, problem: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The checked environment, in one tool format."""
+    """The checked environment; `spec` if ``gym.make`` made it."""
 
     make_env: Callable[[], TextEnv]
     spec: EnvSpec | None
-    """The spec, if ``gym.make`` made it."""
-    tool_format: str | None
-    """None for the default one."""
     episodes: int
     seed: int
 
     def make(self, **changes: Any) -> TextEnv:
         """Make the environment, with changed arguments if it has a spec."""
-        if self.tool_format is not None:
-            changes["tool_format"] = self.tool_format
-        if self.spec is None or not changes:
-            return self.make_env()
-        return self.spec.make(**changes)
+        return self.spec.make(**changes) if self.spec and changes else self.make_env()
 
 
-def make_subjects(make_env: Callable[[], TextEnv], episodes: int, seed: int) -> list[Subject]:
-    """Return the unchanged environment, and one for every other tool format that it takes."""
+def make_subject(make_env: Callable[[], TextEnv], episodes: int, seed: int) -> Subject:
+    """Return what is checked."""
     env = make_env()
     if not isinstance(env, gym.Env):
         raise ConfigurationError(f"{type(env).__name__} is no Gymnasium environment.")
-    with env:
-        own = getattr(env.unwrapped, "tool_format", None)
-        subject = Subject(make_env, env.spec, None, episodes, seed)
-    subjects = [subject]
-    for name in TOOL_FORMATS if own and env.spec else ():
-        other = replace(subject, tool_format=name)
-        with contextlib.suppress(TypeError, ValueError):  # no such argument, or a refusal
-            other.make().close()
-            subjects += [other] if name != own else []
-    return subjects
+    env.close()
+    return Subject(make_env, env.spec, episodes, seed)
 
 
 def record(env: TextEnv, seed: int) -> dict[str, str]:
