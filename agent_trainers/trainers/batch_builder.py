@@ -1,26 +1,19 @@
 """Batch builder: from trajectories to rows, tensors, loss weights and credit, in one pass."""
 
 import dataclasses
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from agent_envs.errors import ConfigurationError
-from agent_trainers.algorithms.advantages import estimate
-from agent_trainers.algorithms.episodes import Array, apart
-from agent_trainers.algorithms.roles import estimate_by_role
+from agent_trainers.algorithms.episodes import Array
 from agent_trainers.batching.collate import collate, num_rows_per_process, pad_like
-from agent_trainers.batching.distributed import ProcessGroup
 from agent_trainers.batching.per_token import credit_masks, loss_weights, spread_over_tokens
 from agent_trainers.batching.rows import Row, make_rows, padding_row
 from agent_trainers.monitoring.episode_statistics import EpisodeSummary, summarise
 from agent_trainers.monitoring.trajectory_samples import BatchRecord
-from agent_trainers.trainers.config import StepGRPOConfig
-from agent_trainers.trainers.extensions import Extension
-from agent_trainers.trainers.scorer import Scorer
 from agent_trainers.trajectory import Trajectory
 
 
@@ -32,11 +25,6 @@ class Credit(NamedTuple):
     tensors: Mapping[str, torch.Tensor] = {}
     """Targets of a critic, (B, T)."""
     metrics: Mapping[str, float] = {}
-
-
-AssignCredit = Callable[[BatchRecord, Sequence[EpisodeSummary], int], Credit]
-"""Assigns credit, given this process's batch, all processes' episodes, and the index of this
-process's first one; collective."""
 
 
 class BuiltBatch(NamedTuple):
@@ -52,21 +40,10 @@ class BuiltBatch(NamedTuple):
 class BatchBuilder:
     """Builds batches; all processes build their shares at the same time."""
 
-    assign_credit: AssignCredit
-    """An advantage estimator by default; a critic replaces it."""
-
-    def __init__(
-        self,
-        args: StepGRPOConfig,
-        processes: ProcessGroup,
-        scorer: Scorer,
-        pad_token_id: int,
-        extensions: Sequence[Extension] = (),
-    ) -> None:
-        """Build by the settings in `args`, with log-probabilities from `scorer`."""
-        self._args, self._processes, self._scorer = args, processes, scorer
-        self._pad_token_id, self._extensions = pad_token_id, extensions
-        self.assign_credit = self._compare
+    def __init__(self, trainer: Any) -> None:
+        """Build for a `StepGRPOTrainer`, which assigns the credit."""
+        self._trainer, self._args, self._processes = trainer, trainer.args, trainer.processes
+        self._pad = trainer._tokenizer.pad_token_id
 
     def build(
         self, policy: Any, trajectories: Sequence[Trajectory], reward_factors: Mapping[str, float]
@@ -77,16 +54,18 @@ class BatchBuilder:
         tokens = tensors["completion_ids"]
         weights = pad_like(loss_weights(rows, self._args.loss_denominator), tokens)
         tensors["loss_weights"] = self._processes.normalise(weights)
-        tensors |= self._scorer.fixed_logprobs(policy, tensors)
-        for extension in self._extensions if policy.training else ():
+        tensors |= self._trainer.scorer.fixed_logprobs(policy, tensors)
+        for extension in self._trainer.extensions if policy.training else ():
             tensors |= extension.batch_tensors(policy, trajectories, rows, tensors)
 
         own = [summarise(trajectory, reward_factors) for trajectory in trajectories]
-        credited = self._with_kl_in_reward(rows, tensors, own)
+        credited = own
+        if self._args.kl_placement == "reward":
+            credited = self._with_kl_in_reward(rows, tensors, own)
         everyone = self._processes.all_gather_objects(list(zip(own, credited, strict=True)))
         first = self._processes.num_before(len(own))
         record = BatchRecord(trajectories=trajectories, rows=rows, tensors=tensors)
-        credit = self.assign_credit(record, [credited for _, credited in everyone], first)
+        credit = self._trainer.assign_credit(record, [after for _, after in everyone], first)
 
         advantages = credit.advantages[first : first + len(own)]
         masks = credit_masks(rows, actions_only=self._args.advantage_mask)
@@ -96,18 +75,13 @@ class BatchBuilder:
         record = dataclasses.replace(record, advantages=advantages)
         return BuiltBatch(record, [episode for episode, _ in everyone], credit)
 
-    def _compare(self, _: BatchRecord, episodes: Sequence[EpisodeSummary], __: int) -> Credit:
-        """Estimate over all processes, each environment separately."""
-        settings = self._args.estimator_settings
-        compare = functools.partial(estimate, self._args.advantage_estimator, **settings)
-        by_role = functools.partial(estimate_by_role, compare)
-        return Credit(apart(by_role, episodes, [episode.env for episode in episodes]))
-
     def _make_rows(self, trajectories: Sequence[Trajectory]) -> list[Row]:
         rows: list[Row] = []
         for i, trajectory in enumerate(trajectories):
-            is_trained = all(extension.is_trained(trajectory) for extension in self._extensions)
-            if not (trajectory.is_scorable and is_trained):
+            if not (
+                trajectory.is_scorable
+                and all(extension.is_trained(trajectory) for extension in self._trainer.extensions)
+            ):
                 continue
             own = make_rows(
                 trajectory,
@@ -129,8 +103,8 @@ class BatchBuilder:
         """Pad this process's rows, and add padding rows up to the common number of rows."""
         num_splits = self._args.steps_per_generation if is_training else 1
         num_rows = num_rows_per_process(self._processes.all_gather(len(rows)), num_splits)
-        padding = [padding_row(self._pad_token_id)] * (num_rows - len(rows))
-        tensors = collate([*rows, *padding], self._pad_token_id, self._args.pad_to_multiple_of)
+        padding = [padding_row(self._pad)] * (num_rows - len(rows))
+        tensors = collate([*rows, *padding], self._pad, self._args.pad_to_multiple_of)
         return {name: tensor.to(self._processes.device) for name, tensor in tensors.items()}
 
     def _with_kl_in_reward(
@@ -138,14 +112,12 @@ class BatchBuilder:
         rows: Sequence[Row],
         tensors: Mapping[str, torch.Tensor],
         episodes: Sequence[EpisodeSummary],
-    ) -> Sequence[EpisodeSummary]:
-        """Subtract beta times the divergence from the reference from the rewards, if so set.
+    ) -> list[EpisodeSummary]:
+        """Subtract beta times the divergence from the reference from the rewards.
 
         Per step ``sum_j log pi_old - log pi_ref`` over its sampled tokens (Ouyang et al., 2022,
         arXiv 2203.02155, eq. 2).
         """
-        if self._args.kl_placement != "reward":
-            return episodes
         old = tensors.get("old_per_token_logps", tensors["sampling_per_token_logps"])
         divergence = (old - tensors["ref_per_token_logps"]) * tensors["action_mask"]
         rewards = [np.array(episode.rewards, float) for episode in episodes]

@@ -6,10 +6,11 @@ models, PEFT, vLLM, reference models, optimisation, logging and callbacks; its o
 are in one place below, and each states what it relies on.
 """
 
+import functools
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +20,15 @@ from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback
 
 from agent_envs.core.lookup import lookup
 from agent_envs.errors import ConfigurationError
+from agent_trainers.algorithms.advantages import estimate
+from agent_trainers.algorithms.episodes import apart
 from agent_trainers.algorithms.reward_schedules import reward_factors
+from agent_trainers.algorithms.roles import estimate_by_role
 from agent_trainers.batching.distributed import ProcessGroup, without_sync
 from agent_trainers.batching.micro_batch import MicroBatch
 from agent_trainers.batching.shared_prefix import TokenScores
 from agent_trainers.monitoring.env_statistics import EvaluatedEnvironments
+from agent_trainers.monitoring.episode_statistics import EpisodeSummary
 from agent_trainers.monitoring.live_view import show_in_notebook
 from agent_trainers.monitoring.metrics_log import MetricsLog, RunningMeans, StepClock
 from agent_trainers.monitoring.trajectory_samples import BatchRecord
@@ -40,22 +45,15 @@ from agent_trainers.tasks.sources import (
     training_rows,
     with_levels,
 )
-from agent_trainers.trainers.batch_builder import BatchBuilder
+from agent_trainers.trainers.batch_builder import BatchBuilder, Credit
 from agent_trainers.trainers.config import StepGRPOConfig
 from agent_trainers.trainers.extensions import Extension, make_extensions
 from agent_trainers.trainers.generation import TrainerGenerator
 from agent_trainers.trainers.resumable import ResumableTrainer
 from agent_trainers.trainers.rollouts import TrainerRollouts
-from agent_trainers.trainers.scorer import Scorer, disable_attention_dropout, drops_out
+from agent_trainers.trainers.scorer import Scorer, disable_attention_dropout
 from agent_trainers.trainers.training_log import TrainingLog
 from agent_trainers.trajectory import Trajectory
-
-_TRL_LOGGER: Final = logging.getLogger("trl.trainer.grpo_trainer")
-
-
-def _applies_here(record: logging.LogRecord) -> bool:
-    """Drop TRL's advice on GSPO: here `loss_denominator` selects the mean of the loss."""
-    return "set `loss_type='grpo'`" not in record.getMessage()
 
 
 def _environment_reward(**_: Any) -> list[float]:
@@ -125,7 +123,10 @@ class StepGRPOTrainer(ResumableTrainer):
         if isinstance(source, EnvMixture) or args.curriculum or args.max_extra_groups:
             pools = training_pools(source, train_dataset)
             sampler = make_sampler(args.parsed_curriculum, pools, args.seed)
-        _TRL_LOGGER.addFilter(_applies_here)
+        # TRL's advice on GSPO does not apply: here `loss_denominator` selects the mean of the loss.
+        logging.getLogger("trl.trainer.grpo_trainer").addFilter(
+            lambda record: "set `loss_type='grpo'`" not in record.getMessage()
+        )
         super().__init__(
             model=model,
             reward_funcs=[_environment_reward],
@@ -185,19 +186,8 @@ class StepGRPOTrainer(ResumableTrainer):
             env_names=[*dict.fromkeys([*names[0], *names[1]])],
             extensions=self.extensions,
         )
-        self.scorer = Scorer(
-            args=args,
-            processes=self.processes,
-            accelerator=self.accelerator,
-            means=self.means,
-            is_sharded=self.generator.is_sharded,
-            reference=self.ref_model,
-            drops_out=drops_out(self.model),
-            extensions=self.extensions,
-        )
-        self.builder = BatchBuilder(
-            args, self.processes, self.scorer, self._tokenizer.pad_token_id, self.extensions
-        )
+        self.scorer = Scorer(self)
+        self.builder = BatchBuilder(self)
         variants = None
         if isinstance(evaluated := eval_source or source, EnvMixture):
             group_size = self.num_generations_eval
@@ -206,6 +196,18 @@ class StepGRPOTrainer(ResumableTrainer):
         self.clock = StepClock(self._metrics["train"])
         for callback in (self.clock, MetricsLog()):
             self.add_callback(callback)
+
+    def assign_credit(
+        self, batch: BatchRecord, episodes: Sequence[EpisodeSummary], first: int
+    ) -> Credit:
+        """Estimate the advantages of all processes' episodes, each environment separately.
+
+        `batch` is this process's; its first episode is number `first` of `episodes`. Collective.
+        """
+        settings = self.args.estimator_settings
+        compare = functools.partial(estimate, self.args.advantage_estimator, **settings)
+        by_role = functools.partial(estimate_by_role, compare)
+        return Credit(apart(by_role, episodes, [episode.env for episode in episodes]))
 
     def forget_trajectories(self, mode: str) -> None:
         """Drop the recorded trajectories of a mode."""

@@ -70,7 +70,6 @@ class StepPPOTrainer(StepGRPOTrainer):
         )
         self._trained_beside = (self.critic,)
         self.add_callback(_ClearGradients(self.critic))
-        self.builder.assign_credit = self._assign_credit
 
     @torch.no_grad()
     def values(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -94,13 +93,13 @@ class StepPPOTrainer(StepGRPOTrainer):
 
     # Credit
 
-    def _assign_credit(
-        self, batch: BatchRecord, everyone: Sequence[EpisodeSummary], first: int
+    def assign_credit(
+        self, batch: BatchRecord, episodes: Sequence[EpisodeSummary], first: int
     ) -> Credit:
         """Estimate from this process's values; whiten over all processes, by environment."""
         rows, tokens = batch.rows, batch.tensors["completion_ids"]
-        episodes = everyone[first : first + len(batch.trajectories)]
-        num_steps = [len(episode.rewards) for episode in episodes]
+        own = episodes[first : first + len(batch.trajectories)]
+        num_steps = [len(episode.rewards) for episode in own]
         masks = credit_masks(rows, actions_only=self.args.advantage_mask)
         old_values = self.values(batch.tensors)
         values = sort_by_step(rows, masks, old_values.cpu().numpy(), num_steps)
@@ -108,7 +107,7 @@ class StepPPOTrainer(StepGRPOTrainer):
         known = estimator_options(self.args.advantage_estimator)
         raw = estimate(
             self.args.advantage_estimator,
-            episodes,
+            own,
             values=values,
             **{name: value for name, value in options.items() if name in known},
             **self.args.estimator_settings,
@@ -124,7 +123,7 @@ class StepPPOTrainer(StepGRPOTrainer):
             "value_weights": self.processes.normalise(pad_like(has_value, tokens)),
         }
         return Credit(
-            apart(whiten, self.processes.all_gather_objects(raw), [e.env for e in everyone]),
+            apart(whiten, self.processes.all_gather_objects(raw), [e.env for e in episodes]),
             tensors,
             self._explained_variance(**tensors),
         )

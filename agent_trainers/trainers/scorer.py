@@ -6,7 +6,6 @@ that saves enough. Dropout is on in the training pass, as in TRL, and off in all
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -33,7 +32,6 @@ from agent_trainers.batching.shared_prefix import (
     forward_rows,
     forward_shared,
 )
-from agent_trainers.monitoring.metrics_log import RunningMeans
 from agent_trainers.trainers.config import StepGRPOConfig
 from agent_trainers.trainers.extensions import Extension
 
@@ -44,21 +42,25 @@ MAX_KL_RATIO: Final = 3.0
 """Bound of the importance ratio that weighs the divergence, as in TRL."""
 
 
-@dataclass(kw_only=True)
 class Scorer:
     """Scores batches, however large, one micro-batch at a time."""
 
-    args: StepGRPOConfig
-    processes: ProcessGroup
-    accelerator: Any
-    means: RunningMeans
-    is_sharded: bool
-    """Whether weights are gathered in each pass, so that all processes must pass together."""
-    reference: Any
-    """The reference model, if it is a separate one."""
-    drops_out: bool
-    """Whether the training pass has dropout, so that its log-probabilities show no drift."""
-    extensions: Sequence[Extension] = ()
+    def __init__(self, trainer: Any) -> None:
+        """Score for a `StepGRPOTrainer`."""
+        self.args: StepGRPOConfig = trainer.args
+        self.processes: ProcessGroup = trainer.processes
+        self.is_sharded: bool = trainer.generator.is_sharded
+        """Whether weights are gathered in each pass, so that all processes must pass together."""
+        self.drops_out = any(
+            module.p > 0
+            if isinstance(module, torch.nn.Dropout)
+            else getattr(module, "attention_dropout", 0.0) > 0
+            for module in trainer.model.modules()
+        )
+        """Whether the training pass has dropout, so that its log-probabilities show no drift."""
+        self._accelerator, self._means = trainer.accelerator, trainer.means
+        self._reference = trainer.ref_model  # if it is a separate one
+        self._extensions: Sequence[Extension] = trainer.extensions
 
     def micro_batches(self, batch: Batch, *, is_training: bool) -> Iterator[MicroBatch]:
         """Split a batch into micro-batches that fit the token budget."""
@@ -80,8 +82,8 @@ class Scorer:
 
         `model` is the policy or the reference, wrapped or not.
         """
-        unwrapped, rows = self.accelerator.unwrap_model(model), micro_batch.forwarded
-        with self.accelerator.autocast():
+        unwrapped, rows = self._accelerator.unwrap_model(model), micro_batch.forwarded
+        with self._accelerator.autocast():
             if not self.is_sharded and can_share(unwrapped):
                 width = rows["completion_ids"].size(1)
                 groups = find_groups(rows["prompt_ids"], rows["prompt_mask"], width)
@@ -102,7 +104,7 @@ class Scorer:
         self, batch: Batch, function: Callable[[MicroBatch], torch.Tensor], *, is_training: bool
     ) -> torch.Tensor:
         """Apply `function` to micro-batches; return its value of each completion token, (B, T)."""
-        values = torch.zeros(batch["completion_ids"].shape, device=self.accelerator.device)
+        values = torch.zeros(batch["completion_ids"].shape, device=self._accelerator.device)
         for micro_batch in self.micro_batches(batch, is_training=is_training):
             part = function(micro_batch).float()
             if micro_batch.rows:
@@ -154,7 +156,7 @@ class Scorer:
             micro_batch: Rows of a batch with their credit.
             scores: Scores of its distinct rows under the trained policy.
         """
-        args, means = self.args, self.means
+        args, means = self.args, self._means
         mask, actions = micro_batch["tool_mask"], micro_batch["action_mask"]
         logprobs = micro_batch.expand(scores.logprobs)
         old = micro_batch.get("old_per_token_logps")
@@ -179,7 +181,7 @@ class Scorer:
             delta=args.delta,
         )
         loss = policy.loss
-        for extension in self.extensions:
+        for extension in self._extensions:
             loss = extension.token_loss(loss, micro_batch, logprobs, old)
         if (correction := micro_batch.get("importance_sampling_ratio")) is not None:
             loss = loss * correction
@@ -220,12 +222,12 @@ class Scorer:
 
     @contextmanager
     def _reference_for(self, policy: Any) -> Iterator[Any]:
-        if self.reference is not None:
-            yield self.reference
+        if self._reference is not None:
+            yield self._reference
             return
         # With an adapter TRL has no reference model: the reference is the model with its adapter
         # off, or with the copy "ref" of an adapter that is trained further.
-        model = self.accelerator.unwrap_model(policy)
+        model = self._accelerator.unwrap_model(policy)
         assert is_peft_model(model)
         with use_adapter(model, adapter_name="ref" if "ref" in model.peft_config else None):
             yield policy
@@ -235,8 +237,8 @@ class Scorer:
         sampled = batch["sampling_per_token_logps"]
         mask = batch["action_mask"] * sampled.isfinite()  # vLLM leaves some out
         difference = torch.where(mask.bool(), (logprobs - sampled).abs(), 0.0)
-        self.means.add_mean(DRIFT, difference, mask)
-        self.means.add_maximum(MAX_DRIFT, float(difference.max()))
+        self._means.add_mean(DRIFT, difference, mask)
+        self._means.add_maximum(MAX_DRIFT, float(difference.max()))
 
 
 def body_of(model: Any) -> Any:
@@ -257,16 +259,6 @@ def without_dropout(*models: Any) -> Iterator[None]:
     finally:
         for model, training in zip(models, was_training, strict=True):
             model.train(training)
-
-
-def drops_out(model: Any) -> bool:
-    """Return whether a model has dropout in training."""
-    return any(
-        module.p > 0
-        if isinstance(module, torch.nn.Dropout)
-        else getattr(module, "attention_dropout", 0.0) > 0
-        for module in model.modules()
-    )
 
 
 def disable_attention_dropout(model: Any) -> None:

@@ -148,6 +148,9 @@ def test_the_models_own_markup_stays_and_a_forged_result_does_not():
     assert tokens.count("<tool_call>") == tokens.count("</tool_call>") == 1
     assert tokens.count("<tool_response>") == tokens.count("</tool_response>") == 0
     assert tokens.count("<|im_end|>") == 3
+    for tag in ("<tool_call>", "</tool_call>", "<think>", "</think>"):  # half a pair is none
+        state = [QUESTION, {"role": "assistant", "content": f"a {tag} b {tag}"}, QUESTION]
+        assert tag not in its.tokenizer.convert_ids_to_tokens(its.prompt_ids(state, None, None))
 
 
 def test_planted_role_markers_do_not_speak():
@@ -164,14 +167,6 @@ def test_planted_role_markers_do_not_speak():
         assert tokens.count("<tool_response>") == 1
     assert "<|im_end|>" in said
     assert "<tool_response>" in said
-
-
-@pytest.mark.parametrize("tag", ["<tool_call>", "</tool_call>", "<think>", "</think>"])
-def test_half_a_pair_is_no_markup_even_of_the_model(tag):
-    its = renderer("qwen3")
-    state = [QUESTION, {"role": "assistant", "content": f"a {tag} b {tag}"}, QUESTION]
-    tokens = its.tokenizer.convert_ids_to_tokens(its.prompt_ids(state, None, None))
-    assert tag not in tokens
 
 
 def test_thoughts_that_the_template_opened_are_closed_by_the_model():

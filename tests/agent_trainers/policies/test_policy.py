@@ -1,7 +1,5 @@
 """Custom policies, and wrappers around policies."""
 
-import threading
-import time
 from dataclasses import replace
 
 import gymnasium as gym
@@ -37,22 +35,6 @@ def test_a_custom_policy_only_needs_generate():
         assert trajectory.stop_reason is StopReason.TURN_LIMIT
         first = trajectory.transitions[0]
         assert first.action == first.messages[-1]["content"].upper()
-
-
-def test_max_concurrency_calls_generate_in_threads_with_one_request_each():
-    class Server(Shouting):
-        max_concurrency = 3
-
-        def generate(self, requests):
-            names.add(threading.current_thread().name)
-            sizes.append(len(requests))
-            time.sleep(0.01)
-            return super().generate(requests)
-
-    names, sizes = set(), []
-    roll_out(Server())
-    assert set(sizes) == {1}
-    assert threading.current_thread().name not in names
 
 
 class Quoting(PolicyWrapper):

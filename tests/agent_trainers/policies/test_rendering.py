@@ -46,11 +46,6 @@ def acted(renderer, messages, tools, action=ACTION, previous=None):
     )  # fmt: skip
 
 
-def test_tools_are_shown_by_the_template(renderer):
-    assert '"name": "search"' in renderer.render(STATE, TOOLS)
-    renderer.check_tools(TOOLS)
-
-
 def test_a_state_that_extends_the_last_begins_with_its_very_tokens(renderer):
     first = acted(renderer, STATE, TOOLS)
     messages = [*STATE, {"role": "assistant", "content": ACTION}, REPLY]

@@ -50,27 +50,6 @@ def test_groups_are_of_one_environment_and_batches_hold_each_share(make_trainer)
         assert entry[f"env/{name}/reward"] == pytest.approx(np.mean([t.return_ for t in own]))
 
 
-def test_what_one_environment_pays_does_not_touch_the_advantages_of_another(make_trainer):
-    def advantages(factor, **changes):
-        trainer = make_trainer(advantage_estimator="reinforce_pp", **changes)
-        played = trainer.rollouts.collect([{}] * 16, "train", (0, 0)).trajectories
-        for trajectory in played:
-            if trajectory.env == "one":
-                trajectory.transitions[:] = [
-                    type(t)(
-                        **{f: getattr(t, f) for f in t.__slots__} | {"reward": t.reward * factor}
-                    )
-                    for t in trajectory.transitions
-                ]
-        trainer.model.train()
-        batch = trainer.builder.build(trainer.model, played, {})
-        return [a for a, t in zip(batch.credit.advantages, played, strict=True) if t.env == "two"]
-
-    once, often = advantages(1.0), advantages(100.0)
-    assert any(values.any() for values in once)
-    assert all(np.array_equal(a, b) for a, b in zip(once, often, strict=True))
-
-
 def test_a_mixed_run_goes_on_from_a_checkpoint_as_if_nothing_had_happened(make_trainer, tmp_path):
     finite = [*ENVS, {"id": ID, "name": "few", "weight": 0.7, "tasks": [4, 5, 6]}]
     settings = {"max_steps": 5, "save_strategy": "steps", "save_steps": 1}

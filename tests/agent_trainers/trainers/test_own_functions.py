@@ -1,14 +1,11 @@
 """Estimators and losses that no table of ours holds."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
 
 from agent_envs import ConfigurationError, UnknownNameError
 from agent_trainers import StepGRPOTrainer, StepPPOConfig, StepPPOTrainer
-from agent_trainers.cli.train_options import parse_arguments
 from tests.agent_trainers.gradients import assert_close, collect, gradient, micro_batches
 
 ID = "AgentR1/SyntheticMultiHop-v0"
@@ -82,16 +79,6 @@ def test_a_users_loss_that_is_a_built_in_one_has_its_gradient(make_trainer):
         gradients.append(gradient(trainer, batches))
     assert gradients[0].abs().max() > 1e-3
     assert torch.equal(*gradients)
-
-
-def test_settings_with_functions_are_plain_text(make_config):
-    given = {"advantage_estimator": above_the_median, "loss_type": clipped}
-    written = json.loads(make_config(**given).to_json_string())
-    paths = {name: written[name] for name in given}
-    assert paths == {name: f"{__name__}:{f.__name__}" for name, f in given.items()}
-    options = [text for name, path in paths.items() for text in (f"--{name}", path)]
-    _, config = parse_arguments(options)
-    assert (config.advantage_estimator, config.loss_type) == tuple(paths.values())
 
 
 @pytest.mark.parametrize(

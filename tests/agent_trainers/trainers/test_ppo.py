@@ -173,25 +173,6 @@ def test_gradients_of_fp16_are_clipped_without_their_scale(make_fp16_trainer):
     assert norms[1].item() == pytest.approx(1e-3, rel=0.01)
 
 
-def test_the_critic_has_its_own_learning_rate_and_no_weight_decay(make_trainer):
-    for changes, expected in (({}, 1e-2), ({"critic_learning_rate": 0.25}, 0.25)):
-        trainer = make_trainer(weight_decay=0.1, **changes)  # the policy's rate is 1e-3
-        trainer.create_optimizer()
-        *policy, critic = trainer.optimizer.param_groups
-        assert critic["lr"] == pytest.approx(expected)
-        assert {group["lr"] for group in policy} == {1e-3}
-        assert critic["weight_decay"] == 0.0
-        assert max(group["weight_decay"] for group in policy) == 0.1
-
-
-def test_warming_up_trains_the_critic_alone(make_trainer):
-    trainer = make_trainer(critic_warmup_steps=1, weight_decay=0.0)
-    policy = [p.clone() for p in trainer.model.parameters()]
-    trainer.train()
-    assert all(torch.equal(a, b) for a, b in zip(policy, trainer.model.parameters(), strict=True))
-    assert trainer.critic.linear.bias != 0
-
-
 def test_an_adapter_and_a_critic_are_trained_and_the_model_left_alone(make_trainer, tmp_path):
     config = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
     trainer = make_trainer(peft_config=config, max_steps=2)

@@ -13,7 +13,7 @@ from tests.agent_trainers.real_models import save_model
 ID = "AgentR1/HotpotQA-v0"
 
 
-@pytest.fixture(scope="module", params=["qwen2_5", "qwen3"])
+@pytest.fixture(scope="module", params=["qwen3"])
 def folder(request, tmp_path_factory):
     return save_model(tmp_path_factory.mktemp(request.param), request.param)
 

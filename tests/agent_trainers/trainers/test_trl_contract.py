@@ -7,7 +7,6 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import GradientState
 from trl import GRPOTrainer
-from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trainers.ppo import StepPPOTrainer
@@ -126,11 +125,3 @@ def test_loss_equals_that_of_trl_where_both_have_it(tiny_policy, tokenizer, make
     assert logged["entropy"][0] == pytest.approx(logged["entropy"][1])
     if not trainer.args.use_bias_correction_kl and "beta" in changes:
         assert logged["kl"][0] == pytest.approx(logged["kl"][1])
-
-
-def test_trl_shuffles_and_splits_a_generation_batch_by_rows_and_drops_its_tail():
-    batch = {"x": torch.arange(10).reshape(5, 2), "n": torch.tensor(3)}
-    assert sorted(shuffle_sequence_dict(batch)["x"].tolist()) == batch["x"].tolist()
-    chunks = split_tensor_dict(batch, 2)
-    assert [chunk["x"].tolist() for chunk in chunks] == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
-    assert all(chunk["n"] == 3 for chunk in chunks)
