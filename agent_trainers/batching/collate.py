@@ -14,14 +14,10 @@ from agent_trainers.batching.rows import Row
 
 
 def num_rows_per_process(num_rows: Sequence[int], num_splits: int) -> int:
-    """Return how many rows every process must hold.
+    """Return how many rows every process must hold, given those of each.
 
-    As many as the fullest process has, rounded up to a multiple of `num_splits`, because TRL's
-    ``split_tensor_dict`` floors: an uneven tail would be dropped without a word.
-
-    Args:
-        num_rows: Rows of each process.
-        num_splits: Micro-batches that the rows are split into.
+    As many as the fullest process has, rounded up to a multiple of `num_splits` micro-batches,
+    because TRL's ``split_tensor_dict`` would drop an uneven tail.
     """
     return max(1, math.ceil(max(num_rows) / num_splits)) * num_splits
 
@@ -29,12 +25,9 @@ def num_rows_per_process(num_rows: Sequence[int], num_splits: int) -> int:
 def collate(
     rows: Sequence[Row], pad_token_id: int, pad_to_multiple_of: int | None = None
 ) -> dict[str, torch.Tensor]:
-    """Pad rows to tensors, under the names of TRL's GRPO batch where it has one.
+    """Pad B rows to tensors, under the names of TRL's GRPO batch where it has one.
 
-    Args:
-        rows: B rows.
-        pad_token_id: Fills prompts on the left and completions on the right.
-        pad_to_multiple_of: Round both widths up to a multiple of this.
+    `pad_token_id` fills prompts on the left and completions on the right.
 
     Returns:
         ``prompt_ids`` and ``prompt_mask`` of shape (B, P), int64; ``completion_ids`` and
@@ -80,14 +73,9 @@ def pad_rows(
 
 
 def pad_like(values: Iterable[Any], tokens: torch.Tensor) -> torch.Tensor:
-    """Return values per token of the first rows of a batch, 0 for padding and padding rows.
+    """Return values per token, one sequence per row, as (B, T), float32; 0 elsewhere.
 
-    Args:
-        values: One sequence per row, each of any length up to T.
-        tokens: The batch's tokens, (B, T).
-
-    Returns:
-        Shape (B, T), float32.
+    `tokens` are those of the batch, (B, T).
     """
     padded = torch.zeros(tokens.shape)
     for row, numbers in zip(padded, values, strict=False):  # padding rows come last
@@ -98,10 +86,8 @@ def pad_like(values: Iterable[Any], tokens: torch.Tensor) -> torch.Tensor:
 def trim(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Cut the columns in which every row of a micro-batch is padding.
 
-    TRL pads a whole generation batch to its longest row before it splits it.
-
-    Args:
-        batch: See `collate`; any tensor of two dimensions is (B, P) or (B, T).
+    TRL pads a whole generation batch to its longest row before it splits it. Any tensor of two
+    dimensions is (B, P) or (B, T).
     """
     prompt_width = max(1, int(batch["prompt_mask"].sum(dim=1).max()))
     width = max(1, int(batch["completion_mask"].sum(dim=1).max()))

@@ -33,15 +33,9 @@ class MicroBatch(dict[str, torch.Tensor]):
 def split_into_micro_batches(
     batch: Mapping[str, torch.Tensor], *, max_rows: int, max_tokens: int | None
 ) -> list[list[int]]:
-    """Split a batch; rows that are equal are in the same micro-batch.
+    """Return the row numbers of each micro-batch; see `pack`, which counts rows that differ.
 
-    Args:
-        batch: See `collate`.
-        max_rows: See `pack`; counts rows that differ.
-        max_tokens: See `pack`; counts tokens of rows that differ.
-
-    Returns:
-        Row numbers of each micro-batch; every row once.
+    Rows that are equal are in the same micro-batch.
     """
     firsts, group = group_rows(*(batch[name] for name in _TOKENS))
     copies: list[list[int]] = [[] for _ in firsts]
@@ -61,10 +55,7 @@ def select_rows(
 ) -> MicroBatch:
     """Return some rows of a batch as a micro-batch; of no rows, one row that weighs nothing.
 
-    Args:
-        batch: See `collate`.
-        rows: Row numbers.
-        merge_equal: Whether rows that are equal go through the model once.
+    With `merge_equal`, rows that are equal go through the model once.
     """
     chosen = list(rows) or [0]
     micro_batch = MicroBatch(trim({name: tensor[chosen] for name, tensor in batch.items()}))
@@ -124,15 +115,8 @@ def pack(
     like length waste little, and with a token budget its memory is the same however many rows
     there are. The longest come first, so memory runs out at once or not at all.
 
-    Args:
-        prompt_lengths: Tokens of each row's prompt, shape (B,).
-        lengths: Tokens of each row's completion, shape (B,).
-        max_rows: Rows of a micro-batch, where there is no token budget.
-        max_tokens: Rows times width that a micro-batch may have, padding included; a row that is
-            longer by itself goes alone.
-
-    Returns:
-        Row numbers of each micro-batch; every row once.
+    A micro-batch has at most `max_rows`, or rows times width of `max_tokens`; a row that is longer
+    by itself goes alone. Lengths are (B,). Returns the row numbers of each micro-batch.
     """
     order = np.argsort(-(np.asarray(prompt_lengths) + np.asarray(lengths)), kind="stable")
     packed: list[list[int]] = []

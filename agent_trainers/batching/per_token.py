@@ -18,12 +18,8 @@ DENOMINATORS: Final = ("token", "step", "trajectory")
 def loss_weights(rows: Sequence[Row], denominator: str) -> list[Floats]:
     """Return the loss weight of each token, not yet divided by the sum over the batch.
 
-    ``token``: every trained token the same. ``step``: every step the same, divided among its
-    tokens. ``trajectory``: every trajectory the same, divided among its tokens.
-
-    Args:
-        rows: All rows of each trajectory that has any.
-        denominator: One of `DENOMINATORS`: what counts as one.
+    ``token``: every trained token the same. ``step`` and ``trajectory``: each of them the same,
+    divided among its tokens. `rows` are all of each trajectory that has any.
     """
 
     def unit(row: Row, step: int) -> Hashable:
@@ -107,11 +103,7 @@ def sort_by_step(
 ) -> list[list[Floats]]:
     """Return the values of the tokens in `masks` of each episode and step.
 
-    Args:
-        rows: The rows.
-        masks: Which tokens of each row count, each (T,).
-        values: A value per token of these rows, and of padding rows after them, (B, T).
-        num_steps: Steps of each episode.
+    `values` has one per token of these rows, and of padding rows after them, (B, T).
     """
     by_step: list[list[Floats]] = [[np.zeros(0, np.float32)] * count for count in num_steps]
     for row, mask, numbers in zip(rows, masks, values[: len(rows)], strict=True):

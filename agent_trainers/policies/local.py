@@ -42,17 +42,12 @@ class TokenPolicy(Policy):
         make_stream: MakeStream | None = None,
         settings: SamplingSettings | None = None,
     ) -> None:
-        """Combine a renderer and a sampling function.
+        """Combine a renderer and a function that samples one completion per prompt.
 
-        Args:
-            renderer: Renders messages to tokens.
-            complete: Samples one completion per prompt; called once per `generate`, even without
-                prompts, so that collective backends stay in step.
-            eos_token_ids: Tokens that end a turn; a completion without one was truncated.
-            max_prompt_tokens: Longest state; longer ones are an ``overflow``.
-            make_stream: Makes the stream of a rollout from functions for the prompt of a request
-                and the action of a completion. None for the default stream of policies.
-            settings: Sampling parameters, if known.
+        `complete` is called once per `generate`, even without prompts, so that collective backends
+        stay in step. States longer than `max_prompt_tokens` are an ``overflow``. `make_stream`
+        makes the stream of a rollout from functions for the prompt of a request and the action of
+        a completion, if it is not the default one.
         """
         self.sampling = settings.distribution if settings is not None else {}
         self._renderer, self._complete, self._make_stream = renderer, complete, make_stream
@@ -259,17 +254,10 @@ class VLLMServerPolicy(TokenPolicy):
         timeout_seconds: float = 120.0,
         **connection: Any,
     ) -> None:
-        """Connect to a server.
+        """Connect to a server, such as ``http://gpu-node-2:8000``; see `ServerClient`.
 
-        Args:
-            base_url: Address, such as ``http://gpu-node-2:8000``. Start the server with
-                ``--logprobs-mode processed_logprobs``: only then are its log-probabilities those of
-                the sampling distribution.
-            renderer: Renders messages to tokens.
-            settings: Sampling parameters.
-            max_concurrency: Concurrent requests at most.
-            timeout_seconds: Timeout of one completion.
-            connection: ``api_key_env``, ``max_retries``: see `ServerClient`.
+        Start it with ``--logprobs-mode processed_logprobs``: only then are its log-probabilities
+        those of the sampling distribution.
         """
         self.max_concurrency, connection["timeout_seconds"] = max_concurrency, timeout_seconds
         self._client = ServerClient(

@@ -53,15 +53,9 @@ class ServerClient:
     ) -> None:
         """Prepare the connection without sending anything.
 
-        Args:
-            base_url: Base of the API, such as ``http://localhost:8000/v1``.
-            model: Name of the model, for messages.
-            api_key_env: Environment variable of the key; ``OPENAI_API_KEY`` if None, and no key if
-                that one is not set.
-            max_concurrency: Concurrent requests of `map` at most.
-            timeout_seconds: Timeout of one request.
-            max_retries: Retries after a failed connection, a timeout, or status 408, 409, 429, 500
-                and above.
+        `base_url` is such as ``http://localhost:8000/v1``; `model` is for messages. The key is in
+        the environment variable `api_key_env`, by default ``OPENAI_API_KEY`` if that is set.
+        `max_concurrency` limits `map`.
         """
         require_extra("openai", "A served model", "openai")
         import openai
@@ -114,10 +108,6 @@ class ServerClient:
             reason = reason.replace(self._key, "…")  # some servers quote a rejected key
         return kind(f"{self._where}: {reason}")
 
-    def close(self) -> None:
-        """Close the connections; further requests fail."""
-        self.api.close()
-
 
 class OpenAIPolicy(Policy):
     """A policy on an OpenAI-compatible server, for evaluation only.
@@ -152,9 +142,8 @@ class OpenAIPolicy(Policy):
             top_p: Nucleus sampling.
             max_concurrency: Concurrent requests at most.
             parallel_calls: Whether the server may make several structured calls in one turn.
-            control_tokens: Control tokens of the model's tokenizer, in addition to those of
-                well-known families. In messages they are broken up by a blank, since the server
-                would take them for the chat template's (see `break_control_strings`).
+            control_tokens: Further control tokens of the model, which are broken up in messages
+                (see `break_control_strings`).
             connection: ``api_key_env``, ``timeout_seconds``, ``max_retries``: see `ServerClient`.
         """
         if isinstance(tool_format, str):
@@ -177,7 +166,7 @@ class OpenAIPolicy(Policy):
 
     def close(self) -> None:
         """Close the connections."""
-        self._client.close()
+        self._client.api.close()
 
     def _turn(self, request: GenerationRequest) -> Generation:
         body = {"seed": int(request.rng.integers(2**31)), **self._body}

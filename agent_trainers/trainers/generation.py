@@ -30,8 +30,6 @@ class TrainerGenerator:
         self.tokenizer = trainer._tokenizer
         self.is_sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
         """Whether weights are gathered in each pass, so that all processes must pass together."""
-        self.is_collective = bool(args.use_vllm or self.is_sharded)
-        """Whether all processes generate together."""
         self.settings = SamplingSettings(
             max_new_tokens=args.max_completion_length,
             eos_token_ids=tuple(trainer.eos_token_ids),
@@ -44,6 +42,11 @@ class TrainerGenerator:
         )
         self.max_drift = None if self.settings.is_truncated else args.max_logprob_drift
         """Largest accepted drift of log-probabilities; None where it is not comparable."""
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether all processes generate together."""
+        return bool(self._args.use_vllm or self.is_sharded)
 
     def make_policy(self, tools: Schemas) -> TokenPolicy:
         """Make the policy of rollouts; `tools` are those that the chat template describes."""

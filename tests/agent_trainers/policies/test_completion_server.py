@@ -2,10 +2,7 @@
 
 import contextlib
 import importlib.util
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,9 +14,8 @@ from agent_trainers.policies.local import VLLMServerPolicy
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.policies.sampling import SamplingSettings
 from tests.agent_trainers.policies import vllm_server_run
+from tests.agent_trainers.two_processes import run_in_two_processes
 from tests.agent_trainers.vllm_stand_in import VLLMStandIn, serving
-
-REPOSITORY = Path(__file__).parents[3]
 
 needs_requests = pytest.mark.skipif(
     importlib.util.find_spec("requests") is None, reason="TRL's client needs requests"
@@ -31,12 +27,7 @@ def trained(tmp_path_factory):
     """Results of one and two processes on the same batches, sampled by one server."""
     one, two = (tmp_path_factory.mktemp("server") / name for name in ("one.pt", "two.pt"))
     vllm_server_run.main(str(one))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
-    result = subprocess.run(
-        [*command, "2", "-m", "tests.agent_trainers.policies.vllm_server_run", str(two)],
-        capture_output=True, text=True, timeout=200, cwd=REPOSITORY, check=False,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr[-3000:]
+    run_in_two_processes(vllm_server_run, two)
     return torch.load(one, weights_only=False), torch.load(two, weights_only=False)
 
 

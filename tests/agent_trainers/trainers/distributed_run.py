@@ -42,7 +42,7 @@ def converse(session, task):
 def make_trainer(output, algorithm, context, settings, changes=None, envs=None, program=False):
     config = config_class(algorithm)(
         f"{output}-run",
-        **{"max_steps": 3, "save_strategy": "no"} | PRESETS[algorithm] | settings | (changes or {}),
+        **{"max_steps": 2, "save_strategy": "no"} | PRESETS[algorithm] | settings | (changes or {}),
         num_generations=4, max_completion_length=24,
         learning_rate=0.1, optim="sgd", use_cpu=True, bf16=False, gradient_checkpointing=False,
         dataloader_pin_memory=False, logging_steps=1, report_to="none", disable_tqdm=True,

@@ -1,9 +1,6 @@
 """Two real processes compared with one, for each kind of credit and of batches."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,8 +8,8 @@ from transformers import AutoModelForCausalLM
 
 from agent_trainers import TINY_POLICY
 from tests.agent_trainers.trainers import distributed_run
+from tests.agent_trainers.two_processes import run_in_two_processes
 
-SCRIPT = Path(__file__).parent / "distributed_run.py"
 ID = "AgentR1/SyntheticMultiHop-v0"
 SKILLS = json.dumps({"agent_trainers.experimental.skills:SkillDistillation": {"weight": 0.5}})
 WINDOW = {"name": "window", "turns": 1}
@@ -40,17 +37,22 @@ CASES = {
             {"id": ID, "name": "two", "weight": 2},
             {"id": ID, "name": "one", "kwargs": {"hops": 1}, "tasks": list(range(5))},
         ],
-        "changes": {"save_strategy": "steps", "save_steps": 1},
+        "changes": {"max_steps": 3, "save_strategy": "steps", "save_steps": 1},
     },
     # programs end at other times in each process, and each has a gateway of its own
     "program": {"algorithm": "grpo_step", "context": "full", "program": True},
     # a group in both processes: one shows the other what succeeded
-    "skills": {"algorithm": "grpo_step", "context": WINDOW, "changes": {"extensions": SKILLS}},
+    "skills": {
+        "algorithm": "grpo_step",
+        "context": WINDOW,
+        "changes": {"max_steps": 3, "extensions": SKILLS},
+    },
     # what comes next follows the results of both
     "resampled": {
         "algorithm": "grpo",
         "context": "full",
         "changes": {
+            "max_steps": 3,
             "save_strategy": "steps",
             "save_steps": 1,
             "max_extra_groups": 3,
@@ -70,12 +72,7 @@ def trained(tmp_path_factory):
     settings = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 6}
     distributed_run.main(str(one), CASES, settings)
     settings["per_device_train_batch_size"] = 3
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
-    result = subprocess.run(
-        [*command, "2", str(SCRIPT), str(two), json.dumps(CASES), json.dumps(settings)],
-        capture_output=True, text=True, timeout=250, cwd=SCRIPT.parents[2], check=False,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr[-3000:]
+    run_in_two_processes(distributed_run, two, json.dumps(CASES), json.dumps(settings))
     return torch.load(one, weights_only=False), torch.load(two, weights_only=False)
 
 

@@ -1,9 +1,6 @@
 """Sharded training by our Accelerate recipes: two real processes on CPU against a plain one."""
 
 import importlib.util
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,8 +8,8 @@ from transformers import AutoModelForCausalLM
 
 from agent_trainers import TINY_POLICY
 from tests.agent_trainers.trainers import sharded_run
+from tests.agent_trainers.two_processes import run_in_two_processes
 
-SCRIPT = Path(__file__).parent / "sharded_run.py"
 KINDS = {"fsdp2": "FSDP", "deepspeed_zero3": "DEEPSPEED"}
 
 
@@ -27,12 +24,7 @@ def plain(tmp_path_factory):
 def test_two_processes_with_a_sharded_model_give_the_weights_of_one(plain, recipe, tmp_path):
     if recipe == "deepspeed_zero3" and importlib.util.find_spec("deepspeed") is None:
         pytest.skip("deepspeed is not installed")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
-    result = subprocess.run(
-        [*command, "2", str(SCRIPT), recipe, str(tmp_path / "weights.pt")],
-        capture_output=True, text=True, timeout=250, cwd=SCRIPT.parents[2], check=False,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr[-3000:]
+    run_in_two_processes(sharded_run, recipe, tmp_path / "weights.pt")
     sharded = torch.load(tmp_path / "weights.pt", weights_only=False)
     assert sharded["kind"].endswith(KINDS[recipe])
     assert sharded["is_sharded"]
