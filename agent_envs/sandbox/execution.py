@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Final, Self, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from agent_envs.errors import SandboxError
 from agent_envs.sandbox.folder import Folder
@@ -27,7 +27,7 @@ _CRASH_TEXT: Final = "[the program ended together with its supervisor]\n"
 Files: TypeAlias = Mapping[str, str | bytes] | Folder
 
 
-class Execution:
+class Execution(contextlib.AbstractContextManager["Execution"]):
     """A program from its start to its end; a context manager that ends it."""
 
     def __init__(
@@ -145,10 +145,6 @@ class Execution:
             folder=self._folder,
             left_out=tuple(report.get("left_out", ())),
         )
-
-    def __enter__(self) -> Self:
-        """Return itself."""
-        return self
 
     def __exit__(self, *_: object) -> None:
         """End the program if it still runs, and clean up."""

@@ -6,7 +6,7 @@ import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from agent_envs.core.lookup import lookup
 from agent_envs.errors import ConfigurationError
@@ -46,7 +46,7 @@ def open_sandbox(level: Level = "strong", *, image: str | None = None) -> "Sandb
     return Sandbox(make_launcher(*([] if image is None else [image])))
 
 
-class Sandbox:
+class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
     """Runs untrusted programs, each in an empty scratch directory; safe to use from threads."""
 
     def __init__(self, launcher: Any) -> None:
@@ -151,10 +151,6 @@ class Sandbox:
         """End every program and session."""
         self._launcher.close()
 
-    def __enter__(self) -> Self:
-        """Return itself."""
-        return self
-
     def __exit__(self, *_: object) -> None:
         """Close it."""
         self.close()
@@ -165,7 +161,7 @@ class Sandbox:
             return execution.finish()
 
 
-class Session:
+class Session(contextlib.AbstractContextManager["Session"]):
     """A Python that keeps its variables between calls, with the limits counted per call."""
 
     def __init__(self, start: Start, limits: Limits) -> None:
@@ -217,10 +213,6 @@ class Session:
         with self._lock:
             if not self.is_closed:
                 self._close()
-
-    def __enter__(self) -> Self:
-        """Return itself."""
-        return self
 
     def __exit__(self, *_: object) -> None:
         """Close it."""

@@ -25,33 +25,6 @@ from agent_envs.sandbox.seccomp import build_filter
 _START_SECONDS: Final = 30.0
 _OLDEST_KERNEL: Final = (5, 14)
 """From this version on, the limit on processes counts per user namespace, so per program."""
-_SYSTEM: Final = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store")
-_SETTINGS: Final = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")
-# As programs see it -> the host's; /dev/full gives zeros, and is no shared memory when mapped.
-_DEVICES: Final = {
-    "null": "null", "zero": "full", "full": "full", "random": "random", "urandom": "urandom",
-}  # fmt: skip
-_PACKAGE_FOLDERS: Final = (
-    "lib*/*/*-packages", "local/lib*/*/*-packages", "src", "local/src", "envs", "pkgs",
-)  # fmt: skip
-"""Folders below a prefix that are not Python's own; the user's projects may be there."""
-_LINKS: Final = {
-    **dict.fromkeys(("/tmp", "/var/tmp", "/dev/shm"), "/scratch"),  # noqa: S108
-    "/dev/fd": "/proc/self/fd",
-    "/dev/stdin": "/proc/self/fd/0",
-    "/dev/stdout": "/proc/self/fd/1",
-    "/dev/stderr": "/proc/self/fd/2",
-}
-_FILES: Final = {
-    "/etc/passwd": "nobody:x:65534:65534:nobody:/scratch:/bin/sh\n",
-    "/etc/group": "nogroup:x:65534:\n",
-}
-_WARM_MODULES: Final = (
-    "collections bisect copy datetime functools heapq itertools json math operator random re "
-    "string tarfile typing"
-).split()
-"""Imported once, before the forks."""
-
 UNAVAILABLE_TEXT: Final = (
     "This machine offers no strong isolation for untrusted code ({reason}). It needs Linux 5.14 "
     "or newer and user namespaces for this user; nothing has to be installed. To allow them: on "
@@ -102,7 +75,7 @@ class StrongLauncher:
         if tuple(map(int, release.split("-")[0].split(".")[:2])) < _OLDEST_KERNEL:
             raise _unavailable(f"its kernel is {release}")
         self._is_closed = False
-        self._config = _make_config()
+        self._config = {"home": str(Path.home()), "seccomp": build_filter().hex()}
         self._process, self._socket = _start_zygote(self._config)
         try:
             self._test()
@@ -176,38 +149,6 @@ def _start_zygote(config: dict[str, Any]) -> tuple["subprocess.Popen[bytes]", so
             raise _unavailable(reason or "the sandbox's process did not start")
     ours.settimeout(None)
     return process, ours
-
-
-def _make_config() -> dict[str, Any]:
-    """Describe the file tree: Python and the system's programs, no files of the user."""
-    binds = [(f"/dev/{host}", f"/dev/{name}") for name, host in _DEVICES.items()]
-    links = dict(_LINKS)
-    for path in map(Path, _SYSTEM):
-        if path.is_symlink():
-            links[str(path)] = str(path.readlink())
-        elif path.is_dir():
-            binds.append((str(path), str(path)))
-    binds += [(os.path.realpath(name), name) for name in _SETTINGS if Path(name).exists()]
-    prefixes = dict.fromkeys((sys.base_prefix, sys.base_exec_prefix))
-    for prefix in prefixes:
-        if not Path(prefix).is_relative_to("/usr"):
-            if Path.home().is_relative_to(prefix):
-                raise _unavailable(f"Python is installed in {prefix}, with the user's files")
-            binds.append((prefix, prefix))
-    masks = {
-        str(path)
-        for prefix in ("/usr", *prefixes)
-        for pattern in _PACKAGE_FOLDERS
-        for path in Path(prefix).glob(pattern)
-    }
-    return {
-        "binds": binds,
-        "links": sorted(links.items()),
-        "files": sorted(_FILES.items()),
-        "masks": sorted(masks.union(map(os.path.realpath, masks))),
-        "seccomp": build_filter().hex(),
-        "modules": _WARM_MODULES,
-    }
 
 
 def _unavailable(reason: str) -> SandboxUnavailableError:

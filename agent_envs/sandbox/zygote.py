@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import struct
+import sys
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -32,6 +33,32 @@ _CAPSET: Final = {"x86_64": 126, "aarch64": 91}
 _CAPABILITY_VERSION_3: Final = 0x20080522
 _SET_DUMPABLE, _SET_NO_NEW_PRIVS, _SET_SECCOMP, _SECCOMP_FILTER = 4, 38, 22, 2
 
+_SYSTEM: Final = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store")
+_SETTINGS: Final = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")
+# As programs see it -> the host's; /dev/full gives zeros, and is no shared memory when mapped.
+_DEVICES: Final = {
+    "null": "null", "zero": "full", "full": "full", "random": "random", "urandom": "urandom",
+}  # fmt: skip
+_MASKED: Final = (
+    "lib*/*/*-packages", "local/lib*/*/*-packages", "src", "local/src", "envs", "pkgs",
+)  # fmt: skip
+"""Folders below a prefix that are not Python's own; the user's projects may be there."""
+_LINKS: Final = {
+    **dict.fromkeys(("/tmp", "/var/tmp", "/dev/shm"), "/scratch"),  # noqa: S108
+    "/dev/fd": "/proc/self/fd",
+    "/dev/stdin": "/proc/self/fd/0",
+    "/dev/stdout": "/proc/self/fd/1",
+    "/dev/stderr": "/proc/self/fd/2",
+}
+_FILES: Final = {
+    "/etc/passwd": "nobody:x:65534:65534:nobody:/scratch:/bin/sh\n",
+    "/etc/group": "nogroup:x:65534:\n",
+}
+_WARM_MODULES: Final = (
+    "collections bisect copy datetime functools heapq itertools json math operator random re "
+    "string tarfile typing"
+).split()
+"""Imported once, before the forks."""
 UID: Final = 65_534
 """User of programs: "nobody", inside and (if the host's process is root) outside."""
 
@@ -51,14 +78,14 @@ def main(config: dict[str, Any]) -> None:
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         _libc.sethostname(b"sandbox", 7)
-        _build_root(config)
+        _build_root(config["home"])
         if is_root:  # who is exempt from the limit on processes, and owns the host's files
             os.setgroups([])
             os.setresgid(UID, UID, UID)
             os.setresuid(UID, UID, UID)
             _check(_libc.prctl(_SET_DUMPABLE, 1, 0, 0, 0))  # or /proc/self would still be root's
         os.chdir("/")
-        for name in config["modules"]:
+        for name in _WARM_MODULES:
             __import__(name)
         _serve(socket.socket(fileno=config["socket"]), bytes.fromhex(config["seccomp"]))
     except BaseException as error:  # noqa: BLE001 - the host reads it and raises
@@ -159,8 +186,29 @@ def _fork_into(flags: int) -> int:
     return int(_libc_with_lock.syscall(number, *arguments))
 
 
-def _build_root(config: dict[str, Any]) -> None:
+def _plan_tree(home: str) -> tuple[dict[str, str], dict[str, str], list[str]]:
+    """Return mounts and links of Python and the system's programs, and what to hide in them."""
+    links = dict(_LINKS)
+    binds = {f"/dev/{name}": f"/dev/{host}" for name, host in _DEVICES.items()}
+    for path in map(Path, _SYSTEM):
+        if path.is_symlink():
+            links[str(path)] = str(path.readlink())
+        elif path.is_dir():
+            binds[str(path)] = str(path)
+    binds |= {name: os.path.realpath(name) for name in _SETTINGS if Path(name).exists()}
+    prefixes = {"/usr", sys.base_prefix, sys.base_exec_prefix}
+    for prefix in prefixes:
+        if not Path(prefix).is_relative_to("/usr"):
+            if Path(home).is_relative_to(prefix):
+                raise RuntimeError(f"Python is installed in {prefix}, with the user's files")
+            binds[prefix] = prefix
+    masks = {str(path) for prefix in prefixes for p in _MASKED for path in Path(prefix).glob(p)}
+    return binds, links, sorted(masks.union(map(os.path.realpath, masks)))
+
+
+def _build_root(home: str) -> None:
     """Make a tree of read-only mounts the root directory; the host's tree is gone."""
+    binds, links, masks = _plan_tree(home)
     _mount(None, "/", None, _REC | _PRIVATE)
     _mount("base", "/tmp", "tmpfs", _NOSUID | _NODEV)  # noqa: S108 - only a place to mount on
     os.chdir("/tmp")  # noqa: S108
@@ -169,16 +217,16 @@ def _build_root(config: dict[str, Any]) -> None:
     _check(_libc.syscall(_PIVOT_ROOT[_MACHINE], b".", b"old"), "pivot_root")
     os.chdir("/")
     _mount("root", "/new", "tmpfs", _NOSUID | _NODEV, "mode=755")
-    for source, target in config["binds"]:
+    for target, source in binds.items():
         _bind(f"/old{source}", f"/new{target}")
-    for target, content in [*config["links"], *config["files"]]:
+    for target, content in [*links.items(), *_FILES.items()]:
         place = Path(f"/new{target}")
         place.parent.mkdir(parents=True, exist_ok=True)
-        if [target, content] in config["files"]:
+        if target in _FILES:
             place.write_text(content)
         elif not place.exists():  # Python may be installed below /tmp
             place.symlink_to(content)
-    for target in config["masks"]:
+    for target in masks:
         if Path(f"/new{target}").is_dir():
             _mount("empty", f"/new{target}", "tmpfs", _NOSUID | _NODEV | _RDONLY, "mode=755")
     for name in ("proc", "scratch"):
