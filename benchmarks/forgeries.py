@@ -9,9 +9,7 @@ are made again, and text is sealed again, because a forger may have the data::
 """
 
 import argparse
-import dataclasses
 import itertools
-import json
 import shutil
 import sys
 import tempfile
@@ -26,20 +24,15 @@ import numpy as np
 from agent_leaderboard.play.config import load_configs
 from agent_leaderboard.play.environments import environment_seal
 from agent_leaderboard.play.run import run
-from agent_leaderboard.records.manifest import AgentRecord, EnvironmentRecord, make_slug
-from agent_leaderboard.records.reading import validated
+from agent_leaderboard.records.manifest import DataFile, make_slug
 from agent_leaderboard.records.results import (
-    MANIFEST,
-    RESULTS,
-    TASKS,
     Cell,
     EpisodeResult,
+    Run,
     episode_seed,
     read_run,
     task_list_sha256,
-    tasks_text,
-    write_checksums,
-    write_results,
+    write_run,
 )
 from agent_leaderboard.records.sealing import episode_place
 from agent_leaderboard.report.tables import write_reports
@@ -56,11 +49,9 @@ class Forger:
         """Open the run `path`; `rng` chooses the places."""
         self.path, self.rng = path, rng
         true = read_run(path)
-        self.protocol = true.manifest.protocol
-        self.manifest: dict[str, Any] = dataclasses.asdict(true.manifest)
-        self.tasks = {slug: list(entries) for slug, entries in true.tasks.items()}
-        self._seals = {e.slug: environment_seal(e, data) for e in true.manifest.environments}
-        self.results: dict[Cell, list[EpisodeResult]] = {
+        self.manifest, self.tasks = true.manifest, {k: list(own) for k, own in true.tasks.items()}
+        self._seals = {e.id: environment_seal(e, data) for e in true.manifest.environments}
+        self.results = {
             cell: [self._convert(one, "open") for one in own] for cell, own in true.results.items()
         }
 
@@ -70,9 +61,8 @@ class Forger:
 
     def cell(self, *kinds: str) -> Cell:
         """Return a random cell, of agents of these kinds if any are given."""
-        agents = [a["slug"] for a in self.manifest["agents"] if not kinds or a["kind"] in kinds]
-        slugs = [e["slug"] for e in self.manifest["environments"]]
-        return self.choose(slugs), self.choose(agents)
+        agents = [a.slug for a in self.manifest.agents if not kinds or a.kind in kinds]
+        return self.choose([e.slug for e in self.manifest.environments]), self.choose(agents)
 
     def change(
         self, is_eligible: Callable[[EpisodeResult], bool], cell: Cell, **fields: Any
@@ -87,49 +77,45 @@ class Forger:
         self.results[cell][place] = replace(one, **changed)
         return self.results[cell][place] != one
 
-    def write(self) -> None:
-        """Write the run, with everything that can be made again."""
-        for record in self.manifest["environments"]:
-            entries = self.tasks[record["slug"]]
-            record["tasks_sha256"], record["num_tasks"] = task_list_sha256(entries), len(entries)
+    def alter(self, record: Any, **fields: Any) -> None:
+        """Change fields of an agent or an environment; a new slug is written everywhere."""
+        new = replace(record, **fields)
+        kind = "agents" if record in self.manifest.agents else "environments"
+        records = [new if one is record else one for one in getattr(self.manifest, kind)]
+        self.manifest = replace(self.manifest, **{kind: records})
+        name, names = kind[:-1], {record.slug: new.slug}
+        if kind == "environments":
+            self.tasks = {names.get(slug, slug): own for slug, own in self.tasks.items()}
         self.results = {
-            cell: [self._convert(one, "close") for one in own] for cell, own in self.results.items()
-        }
-        every = [one for own in self.results.values() for one in own]
-        write_results(self.path / RESULTS, every)
-        (self.path / TASKS).write_text(tasks_text(self.tasks))
-        (self.path / MANIFEST).write_text(json.dumps(self.manifest, indent=2) + "\n")
-        write_checksums(self.path)
-
-    def _convert(self, one: EpisodeResult, how: str) -> EpisodeResult:
-        environment, agent = (
-            next(record for record in self.manifest[kind] if record["slug"] == slug)
-            for kind, slug in (("environments", one.environment), ("agents", one.agent))
-        )
-        hashes = {entry.task: entry.sha256 for entry in self.tasks[one.environment]}
-        place = episode_place(
-            validated(EnvironmentRecord, environment, ""), validated(AgentRecord, agent, ""),
-            task=hashes[one.task], sample=one.sample,
-            seed=episode_seed(self.protocol, one.task, one.sample),
-        )  # fmt: skip
-        convert = getattr(self._seals[one.environment], how)
-        actions, *attempts = convert([one.actions, *one.attempts], place)
-        return replace(one, actions=actions, attempts=attempts)
-
-    def rename(self, old: str, new: str) -> None:
-        """Rename an agent or an environment."""
-        for part in (self.tasks, self._seals):
-            if old in part:
-                part[new] = part.pop(old)  # type: ignore[index]
-        order = [record["slug"] for record in self.manifest["environments"]]
-        self.tasks = {slug: self.tasks[slug] for slug in order}
-        self.results = {
-            tuple(new if slug == old else slug for slug in cell): [  # type: ignore[misc]
-                replace(one, **{k: new for k in ("environment", "agent") if getattr(one, k) == old})
+            (names.get(e, e), a) if kind == "environments" else (e, names.get(a, a)): [
+                replace(one, **{name: names.get(getattr(one, name), getattr(one, name))})
                 for one in own
             ]
-            for cell, own in self.results.items()
+            for (e, a), own in self.results.items()
         }
+
+    def write(self) -> None:
+        """Write the run, with everything that can be made again."""
+        environments = [
+            replace(one, tasks_sha256=task_list_sha256(self.tasks[one.slug]),
+                    num_tasks=len(self.tasks[one.slug]))
+            for one in self.manifest.environments
+        ]  # fmt: skip
+        self.manifest = replace(self.manifest, environments=environments)
+        closed = {
+            cell: [self._convert(one, "close") for one in own] for cell, own in self.results.items()
+        }
+        write_run(self.path, Run(manifest=self.manifest, tasks=self.tasks, results=closed))
+
+    def _convert(self, one: EpisodeResult, how: str) -> EpisodeResult:
+        environment = self.manifest.environment(one.environment)
+        (entry,) = [entry for entry in self.tasks[one.environment] if entry.task == one.task]
+        seed = episode_seed(self.manifest.protocol, one.task, one.sample)
+        place = episode_place(environment, self.manifest.agent(one.agent), task=entry.sha256,
+                              sample=one.sample, seed=seed)  # fmt: skip
+        seal = self._seals.get(environment.id, next(iter(self._seals.values())))
+        actions, *attempts = getattr(seal, how)([one.actions, *one.attempts], place)
+        return replace(one, actions=actions, attempts=attempts)
 
 
 def success(forger: Forger) -> bool:
@@ -172,7 +158,7 @@ def chosen_tasks(forger: Forger) -> bool:
 def borrowed_actions(forger: Forger) -> bool:
     """Give the oracle's episodes to a model."""
     environment, model = forger.cell(*MODELS)
-    (oracle,) = [a["slug"] for a in forger.manifest["agents"] if a["kind"] == "oracle"]
+    (oracle,) = [agent.slug for agent in forger.manifest.agents if agent.kind == "oracle"]
     forger.results[environment, model] = [
         replace(one, agent=model) for one in forger.results[environment, oracle]
     ]
@@ -189,18 +175,15 @@ def taken_name(forger: Forger) -> bool:
     """Take the name of another agent or environment."""
     kind = forger.choose(["agent", "display", "environment"])
     if kind == "environment":
-        environment = forger.choose(forger.manifest["environments"])
-        old, environment["slug"] = environment["slug"], forger.choose(["math-hard", "gsm8k"])
-        forger.rename(old, environment["slug"])
+        record = forger.choose(forger.manifest.environments)
+        forger.alter(record, slug=forger.choose(["math-hard", "gsm8k"]))
         return True
-    agent = forger.choose([a for a in forger.manifest["agents"] if a["kind"] in MODELS])
-    agent["name"] = forger.choose(["Oracle", "rules", "random", "The Oracle"])
-    new = make_slug(agent["name"])
-    if kind == "agent":
-        if any(other["slug"] == new for other in forger.manifest["agents"]):
-            return False
-        old, agent["slug"] = agent["slug"], new
-        forger.rename(old, new)
+    agent = forger.choose([one for one in forger.manifest.agents if one.kind in MODELS])
+    name = forger.choose(["Oracle", "rules", "random", "The Oracle"])
+    slug = make_slug(name) if kind == "agent" else agent.slug
+    if any(other.slug == slug for other in forger.manifest.agents if other is not agent):
+        return False
+    forger.alter(agent, name=name, slug=slug)
     return True
 
 
@@ -220,21 +203,22 @@ def seconds(forger: Forger) -> bool:
 
 def settings(forger: Forger) -> bool:
     """Change a record of an agent or an environment."""
-    record = forger.choose([*forger.manifest["agents"], *forger.manifest["environments"]])
+    record = forger.choose([*forger.manifest.agents, *forger.manifest.environments])
     of_agents = {"weights_sha256": {"a": "0"}, "tool_format": "tags", "packages": {"x": "1"},
                  "settings": {"best": 1}}  # fmt: skip
     of_environments = {"max_turns": 99, "reward_terms": {"exact_match": 9.0}, "kwargs": {"hops": 1},
-                       "data": [{"name": "x", "sha256": "0"}],
+                       "data": [DataFile(name="x", sha256="0")],
                        "id": "AgentR1/SyntheticArithmetic-v0"}  # fmt: skip
-    changes = of_agents if "kind" in record else of_environments
+    changes: dict[str, Any] = of_agents if hasattr(record, "kind") else of_environments
     key = forger.choose(list(changes))
-    record[key] = changes[key]
+    forger.alter(record, **{key: changes[key]})
     return True
 
 
 def other_seed(forger: Forger) -> bool:
     """Change the protocol's seed."""
-    forger.manifest["protocol"]["seed"] += 1
+    protocol = forger.manifest.protocol
+    forger.manifest = replace(forger.manifest, protocol=replace(protocol, seed=protocol.seed + 1))
     return True
 
 
@@ -246,13 +230,10 @@ def edited_actions(forger: Forger) -> bool:
     )  # fmt: skip
 
 
-KINDS: Final[Mapping[str, Callable[[Forger], bool]]] = {
-    forge.__name__: forge
-    for forge in (
-        success, rewards, declared_faults, chosen_tasks, borrowed_actions, cheaper, taken_name,
-        page, seconds, settings, other_seed, edited_actions,
-    )
-}  # fmt: skip
+KINDS: Final[Sequence[Callable[[Forger], bool]]] = (
+    success, rewards, declared_faults, chosen_tasks, borrowed_actions, cheaper, taken_name, page,
+    seconds, settings, other_seed, edited_actions,
+)  # fmt: skip
 CONFIG: Final = """
 protocol: {{samples_per_task: {samples}, concurrency: {concurrency}, seed: {seed}}}
 environments:
@@ -294,16 +275,15 @@ def plant_many(
     """Yield kind, seed and folder of `count` forgeries; each replaces the one before."""
     seeds = itertools.count()
     for number in range(count):
-        kind = list(KINDS)[number % len(KINDS)]
-        is_planted = False
+        forge, is_planted = KINDS[number % len(KINDS)], False
         while not is_planted:
             seed = next(seeds)
             shutil.rmtree(scratch, ignore_errors=True)
             shutil.copytree(runs[seed % len(runs)], scratch)
             forger = Forger(scratch, np.random.default_rng(seed), data)
-            is_planted = KINDS[kind](forger)
+            is_planted = forge(forger)
         forger.write()
-        yield kind, seed, scratch
+        yield forge.__name__, seed, scratch
 
 
 def main() -> None:
@@ -323,9 +303,9 @@ def main() -> None:
         forgeries = plant_many(runs, options.count, Path(scratch) / "forged", options.data)
         for kind, seed, folder in forgeries:
             planted[kind] += 1
-            is_found = bool(check_run(folder, options.data).problems)
-            found[kind] += is_found
-            if not is_found:
+            if check_run(folder, options.data).problems:
+                found[kind] += 1
+            else:
                 print(f"MISSED: {kind}, seed {seed}")  # noqa: T201
     for kind, count in planted.items():
         print(f"{kind:20} {found[kind]} of {count} found")  # noqa: T201

@@ -55,74 +55,62 @@ def _parser() -> argparse.ArgumentParser:
         description="Compare agents on environments. Options without a command are those of run.",
     )
     commands = parser.add_subparsers(required=True, metavar="command")
-    new = _add(commands, "new", _new, "write an agent template, and the file that enters it")
+
+    def add(
+        name: str, command: Callable[[argparse.Namespace], None], text: str, *paths: str,
+        data: bool = False, jobs: int = 0,
+    ) -> argparse.ArgumentParser:  # fmt: skip
+        """Add a command that takes these paths; ``...`` marks one that may be repeated."""
+        made: argparse.ArgumentParser = commands.add_parser(name, help=text, allow_abbrev=False)
+        made.set_defaults(command=command)
+        for path in paths:
+            nargs = "+" if path.endswith("...") else None
+            made.add_argument(path.removesuffix("..."), type=Path, nargs=nargs)
+        if data:
+            text = f"folder of the data sets; ${DATA_VARIABLE} or ../shared/data by default"
+            found = CHECKOUT_DATA if CHECKOUT_DATA.is_dir() else None
+            default = os.environ.get(DATA_VARIABLE) or found
+            made.add_argument("--data", type=Path, default=default, help=text)
+        if jobs:
+            text = "number of processes, of one core each"
+            made.add_argument("--jobs", type=_positive, default=jobs, help=text)
+        return made
+
+    new = add("new", _new, "write an agent template, and the file that enters it")
     new.add_argument("name", help="name of the module: my_agent")
-    text = "run an agent on five tasks, and verify them"
-    check = _add(commands, "check", _check, text, "config", data=True)
-    check.add_argument("--environments", nargs="+", default=[], help="only these, by name")
-    _add_run(commands)
+    check = add("check", _check, "run an agent on five tasks, and verify them", "config", data=True)
+    run = add("run", _run, "run agents, or resume a run", data=True, jobs=1)
     text = "check a run or a bundle: replay and score every episode again"
-    verify = _add(commands, "verify", _verify, text, "run", data=True, jobs=2)
+    verify = add("verify", _verify, text, "run", data=True, jobs=2)
     text = "the run must have the measure of this file, or of the 'published' run"
     verify.add_argument("--reference", help=text)
     text = "time limit; %(default)g minutes by default"
     verify.add_argument("--max_minutes", type=float, default=60.0, help=text)
     text = "write the measure of a run, for verify --reference"
-    _add(commands, "reference", _reference, text, "run", "file")
-    text = "write leaderboard.md, .csv and .html"
-    report = _add(commands, "report", _report, text, "run", data=True)
+    add("reference", _reference, text, "run", "file")
+    report = add("report", _report, "write leaderboard.md, .csv and .html", "run", data=True)
     text = "also write a page with the text of licensed data sets, not to be published"
     report.add_argument("--text", action="store_true", help=text)
-    compare = _add(commands, "compare", _compare, "compare two agents on the same tasks", "run")
+    compare = add("compare", _compare, "compare two agents on the same tasks", "run")
     compare.add_argument("agent_a")
     compare.add_argument("agent_b")
     text = "verify a run, and write the folder and the text of a pull request"
-    submit = _add(commands, "submit", _submit, text, "run", data=True, jobs=2)
+    submit = add("submit", _submit, text, "run", data=True, jobs=2)
     submit.add_argument("--output", type=Path, default=Path("submissions"), help="folder for both")
-    _add(commands, "export", _export, "pack a complete run into one file", "run", "bundle")
+    add("export", _export, "pack a complete run into one file", "run", "bundle")
     text = "verify bundles and merge them into one run"
-    _add(commands, "merge", _merge, text, "output", "bundles...", data=True, jobs=2)
+    add("merge", _merge, text, "output", "bundles...", data=True, jobs=2)
+
+    for one in (check, run):
+        one.add_argument("--environments", nargs="+", default=[], help="only these, by name")
+    _add_run_options(run)
     return parser
 
 
-def _add(
-    commands: Any,
-    name: str,
-    command: Callable[[argparse.Namespace], None],
-    text: str,
-    *paths: str,
-    data: bool = False,
-    jobs: int = 0,
-) -> argparse.ArgumentParser:
-    """Add a command that takes these paths; ``...`` marks one that may be repeated."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        name, help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False
-    )
-    parser.set_defaults(command=command)
-    for path in paths:
-        nargs = "+" if path.endswith("...") else None
-        parser.add_argument(path.removesuffix("..."), type=Path, nargs=nargs)
-    if data:
-        parser.add_argument(
-            "--data",
-            type=Path,
-            default=os.environ.get(DATA_VARIABLE)
-            or (CHECKOUT_DATA if CHECKOUT_DATA.is_dir() else None),
-            help=f"folder of the data sets; by default ${DATA_VARIABLE}, or ../shared/data next "
-            "to a checkout",
-        )
-    if jobs:
-        text = "number of processes, of one core each"
-        parser.add_argument("--jobs", type=_positive, default=jobs, help=text)
-    return parser
-
-
-def _add_run(commands: Any) -> None:
-    run = _add(commands, "run", _run, "run agents, or resume a run", data=True, jobs=1)
+def _add_run_options(run: argparse.ArgumentParser) -> None:
     run.add_argument("--config", type=Path, nargs="+", default=[], help="YAML files; they add up")
     run.add_argument("--preset", help=f"configuration by name: {', '.join(PRESETS)}")
-    run.add_argument("--output", type=Path, help="folder; runs/leaderboard by default")
-    run.add_argument("--environments", nargs="+", default=[], help="only these, by name")
+    run.add_argument("--output", type=Path, default=Path("runs/leaderboard"), help="folder")
     run.add_argument("--agents", nargs="+", default=[], help="only these, by name")
     run.add_argument("--tasks", type=_positive, help="largest number of each environment")
     run.add_argument("--model", help="model of all model agents that the run does not train")
@@ -155,11 +143,12 @@ def _new(options: argparse.Namespace) -> None:
 
 def _check(options: argparse.Namespace) -> None:
     from agent_leaderboard.entries.check import check_entry
-    from agent_leaderboard.report.tables import make_console
 
     sys.path.append("")  # for custom agents in the current folder
     config = load_configs([options.config]).choose(environments=options.environments)
-    if not check_entry(config, options.data, make_console()):
+    is_fine, text = check_entry(config, options.data)
+    print(text)  # noqa: T201
+    if not is_fine:
         sys.exit(1)
 
 
@@ -167,17 +156,19 @@ def _run(options: argparse.Namespace) -> None:
     from agent_leaderboard.play.run import run
 
     sys.path.append("")  # for custom agents in the current folder
-    output = options.output or Path("runs/leaderboard")
-    run(_config(options), output, data=options.data, jobs=options.jobs)
-    _write_and_print(output, options.data)
+    run(_config(options), options.output, data=options.data, jobs=options.jobs)
+    _write_and_print(options.output, options.data)
 
 
 def _config(options: argparse.Namespace) -> RunConfig:
+    def given(*names: str) -> dict[str, Any]:
+        values = {name: getattr(options, name) for name in names}
+        return {name: value for name, value in values.items() if value is not None}
+
     paths = list(options.config)
     if options.preset is not None or not paths:
         paths.insert(0, lookup(PRESETS, options.preset or "published", kind="preset"))
-    protocol = {name: getattr(options, name) for name in _PROTOCOL_OPTIONS}
-    config = load_configs(paths, **{k: v for k, v in protocol.items() if v is not None})
+    config = load_configs(paths, **given(*_PROTOCOL_OPTIONS))
     if options.program is not None:
         settings = {"program": options.program, "runner": options.program_runner, "model": EMBEDDED}
         program = AgentConfig(name=options.program, kind="program", settings=settings)
@@ -185,9 +176,7 @@ def _config(options: argparse.Namespace) -> RunConfig:
     config = config.choose(
         environments=options.environments, agents=options.agents, tasks=options.tasks
     )
-    names = ("model", "base_url", "api_key_env")
-    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    config = config.override_models(given)
+    config = config.override_models(given("model", "base_url", "api_key_env"))
     agents = (_with_checkpoint(agent, options.checkpoint) for agent in config.agents)
     return replace(config, agents=tuple(agents))
 
@@ -247,11 +236,10 @@ def _compare(options: argparse.Namespace) -> None:
 def _submit(options: argparse.Namespace) -> None:
     from agent_leaderboard.entries.submit import SUBMISSIONS, submit
 
-    written = submit(options.run, options.output, options.data, jobs=options.jobs)
-    print(f"Wrote {written.folder} and {written.text}.")  # noqa: T201
+    folder = submit(options.run, options.output, options.data, jobs=options.jobs)
     print(  # noqa: T201
-        f"Copy the folder to {SUBMISSIONS}/ in a fork of the repository, commit it, and open a "
-        "pull request with the text."
+        f"Wrote {folder} and {folder.with_suffix('.md')}.\nCopy the folder to {SUBMISSIONS}/ in a "
+        "fork of the repository, commit it, and open a pull request with the text."
     )
 
 
@@ -263,7 +251,8 @@ def _export(options: argparse.Namespace) -> None:
 
 
 def _merge(options: argparse.Namespace) -> None:
-    from agent_leaderboard.verify.merge import merge_bundles
+    from agent_leaderboard.verify.bundle import merge_bundles
+    from agent_leaderboard.verify.contained import verify
 
-    merge_bundles(options.output, options.bundles, options.data, jobs=options.jobs)
+    merge_bundles(options.output, options.bundles, options.data, verify, jobs=options.jobs)
     _write_and_print(options.output, options.data)

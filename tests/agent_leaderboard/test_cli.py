@@ -34,7 +34,7 @@ def test_a_run_is_made_reported_verified_exported_and_merged(tmp_path, small_dat
         cli.main(["verify", str(folder), *check])
     assert ended.value.code == 1
     output = capsys.readouterr().out
-    assert "table/random, task 0, sample 0, field 'success': is true, replay gives false" in output
+    assert "table/random, task 0, sample 0, field 'success': is true, not false" in output
     assert "Verification FAILED" in output
 
 

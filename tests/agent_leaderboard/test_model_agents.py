@@ -75,7 +75,7 @@ def test_a_scripted_search_costs_nothing():
         assert episode.usage.calls == len(episode.trajectory.transitions) - searches
 
 
-@pytest.mark.parametrize("kind", ["naive_rag", "self_ask", "iterative_rag"])
+@pytest.mark.parametrize("kind", ["naive_rag", "iterative_rag"])
 def test_search_agents_refuse_an_environment_without_search(kind):
     with pytest.raises(ConfigurationError, match=rf"Agent '{kind}' needs .*SyntheticArith.* lacks"):
         run_agent(kind, MODEL, "AgentR1/SyntheticArithmetic-v0")

@@ -9,8 +9,8 @@ from agent_leaderboard.play.config import load_configs
 from agent_leaderboard.records.manifest import Reference
 from agent_leaderboard.records.names import look_alikes, skeleton, why_unclear
 from agent_leaderboard.records.results import Run, read_run
+from agent_leaderboard.verify.bundle import merge_runs
 from agent_leaderboard.verify.claims import check_names
-from agent_leaderboard.verify.merge import merge_runs
 from tests.agent_leaderboard.runs import CONFIG, write_config
 
 UNCLEAR = {
@@ -100,7 +100,7 @@ def test_a_url_must_be_a_web_address(manifest, url):
 def test_a_name_that_looks_reserved_is_refused(manifest):
     for name, slug in (("0racle", "0racle"), ("my Or\u00e4cle", "my-or-cle")):
         problems = " ".join(check_names(renamed(manifest, "rules", name=name, slug=slug)))
-        assert "'oracle' names another kind of agent than 'heuristic'" in problems
+        assert "names the kind 'oracle', and is of another, 'heuristic'" in problems
 
 
 def test_agents_that_look_alike_are_refused_on_one_board(manifest, small_run):

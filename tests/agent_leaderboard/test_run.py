@@ -84,7 +84,7 @@ def test_results_of_licensed_data_contain_no_question_answer_or_observation(smal
                         manifest.protocol, small_data)  # fmt: skip
     one, entry = found.results["hotpotqa", "oracle"][0], found.tasks["hotpotqa"][0]
     episode = replayer.replay(one, replayer.open(one, entry)[0])
-    assert episode.answers[0] in episode.steps[-1].action
+    assert episode.answers[0] in episode.actions[-1]
     assert [step.reward for step in episode.steps] == one.rewards
 
 

@@ -18,7 +18,7 @@ from agent_leaderboard.play.replay import Replayer
 from agent_leaderboard.play.run import run
 from agent_leaderboard.records.results import episode_seed, read_run
 from agent_leaderboard.records.sealing import MARK, MIN_BYTES, Seal, data_seal, episode_place
-from agent_leaderboard.verify.run_check import check_environment
+from agent_leaderboard.verify.verify import _check_environment
 from agent_trainers.trajectory import StopReason, Trajectory
 from tests.agent_leaderboard.runs import read_rows, write_config
 
@@ -247,4 +247,4 @@ def test_without_its_package_an_environment_is_left_out_and_not_replayed(tmp_pat
         is_text_public=False,
     )  # fmt: skip
     with pytest.raises(MissingExtraError, match="needs bfcl-eval"):
-        check_environment(claimed, manifest.protocol, found.tasks["table"], None)
+        list(_check_environment(claimed, dataclasses.replace(found, tasks={"bfcl": []}), None))

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from agent_envs.formats.tool_formats import TOOL_FORMATS
-from agent_leaderboard.agents.strategies import IterativeRAG, NaiveRAG, SelfAsk, short_answer
+from agent_leaderboard.agents.strategies import SearchStrategy, short_answer
 from agent_trainers.policies import ScriptedPolicy
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.episode import EpisodeSpec
@@ -49,7 +49,7 @@ def answer_of(trajectory):
 
 def test_naive_rag_searches_once_with_the_question_and_takes_the_reply_as_the_answer(hotpot_file):
     model = Model("Answer: Mara Quill")
-    trajectory = run_agent(NaiveRAG(model.policy, HERMES), hotpot_file)
+    trajectory = run_agent(SearchStrategy(model.policy, HERMES), hotpot_file)
     assert queries(trajectory) == [question_of(trajectory)]
     assert answer_of(trajectory) == "Mara Quill"
     ((_, shown),) = model.asked
@@ -60,7 +60,7 @@ def test_naive_rag_searches_once_with_the_question_and_takes_the_reply_as_the_an
 
 @pytest.mark.parametrize("tool_format", TOOL_FORMATS)
 def test_strategies_act_in_the_environments_tool_format(tool_format, hotpot_file):
-    strategy = NaiveRAG(Model("Mara Quill").policy, TOOL_FORMATS[tool_format])
+    strategy = SearchStrategy(Model("Mara Quill").policy, TOOL_FORMATS[tool_format])
     trajectory = run_agent(strategy, hotpot_file, tool_format=tool_format)
     assert [step.info["action"]["kind"] for step in trajectory.transitions] == [
         "tool_call",
@@ -70,7 +70,7 @@ def test_strategies_act_in_the_environments_tool_format(tool_format, hotpot_file
 
 def test_iterative_rag_searches_with_its_last_answer_and_the_question(hotpot_file):
     model = Model("It may be Dorn.", "Quill wrote it. So the answer is: Mara Quill.")
-    trajectory = run_agent(IterativeRAG(model.policy, HERMES, iterations=2), hotpot_file)
+    trajectory = run_agent(SearchStrategy(model.policy, HERMES, iterations=2), hotpot_file)
     question = question_of(trajectory)
     assert queries(trajectory) == [question, f"It may be Dorn. {question}"]
     assert answer_of(trajectory) == "Mara Quill."
@@ -78,31 +78,9 @@ def test_iterative_rag_searches_with_its_last_answer_and_the_question(hotpot_fil
     assert second in model.asked[1][-1]["content"]
 
 
-def test_self_ask_searches_for_its_follow_up_questions(hotpot_file):
-    model = Model(
-        "Yes.\nFollow up: Who made Red Harbor?\nIntermediate answer: a\nSo the final answer is: x",
-        "Mara Quill made it.\nFollow up: When was Mara Quill born?",
-        "In 1950.\nSo the final answer is: 1950",
-    )
-    trajectory = run_agent(SelfAsk(model.policy, HERMES), hotpot_file)
-    assert queries(trajectory) == ["Who made Red Harbor?", "When was Mara Quill born?"]
-    assert answer_of(trajectory) == "1950"
-    roles = [message["role"] for message in model.asked[2]]
-    assert roles == ["system", "user", "assistant", "user", "assistant", "user"]
-    assert trajectory.transitions[1].info["tool_result"] in model.asked[2][-1]["content"]
-    # what it made up after its question is forgotten
-    assert model.asked[2][2]["content"] == "Yes.\nFollow up: Who made Red Harbor?"
-
-
-def test_self_ask_without_a_follow_up_question_answers(hotpot_file):
-    trajectory = run_agent(SelfAsk(Model("No. Mara Quill").policy, HERMES), hotpot_file)
-    assert queries(trajectory) == []
-    assert answer_of(trajectory) == "No. Mara Quill"
-
-
 def test_an_empty_reply_is_a_mistake_and_the_model_is_asked_again(hotpot_file):
     model = Model("", "Mara Quill")
-    trajectory = run_agent(NaiveRAG(model.policy, HERMES), hotpot_file)
+    trajectory = run_agent(SearchStrategy(model.policy, HERMES), hotpot_file)
     kinds = [step.info["action"]["kind"] for step in trajectory.transitions]
     assert kinds == ["tool_call", "invalid", "answer"]
     assert model.asked[0] == model.asked[1]
@@ -112,7 +90,7 @@ def test_each_question_of_an_episode_with_several_begins_anew():
     model = Model(*["x"] * 3)
     rollout = Rollout(
         lambda: gym.make("AgentR1/SyntheticLongHorizon-v0", split="test"),
-        NaiveRAG(model.policy, HERMES),
+        SearchStrategy(model.policy, HERMES),
     )
     spec = EpisodeSpec(task=0, seed=0, group_id="0", rng=np.random.default_rng(0))
     (trajectory,) = rollout.collect([spec])

@@ -42,18 +42,11 @@ def test_an_unchanged_run_verifies_and_every_episode_is_replayed(small_run, smal
     assert "Verified in full: 42 of 42" in verification.summary()
 
 
-def test_two_processes_find_the_same(copy, small_data):
-    rows, own = read_rows(copy, "table", "oracle")
-    own[1]["success"] = False
-    write_rows(copy, rows)
-    assert verify(copy, small_data, jobs=2).problems == verify(copy, small_data).problems != []
-
-
 def test_without_data_the_rest_is_replayed_and_changes_break_the_checksum(small_run, copy):
     verification = verify(small_run)
     assert verification.problems == []
     assert verification.num_replayed == 30
-    assert "NOT replayed: hotpotqa: its data are missing; pass --data" in verification.summary()
+    assert "hotpotqa: its data are missing: hotpot.jsonl; pass --data" in verification.summary()
     assert "Verified IN PART: 30 of 42" in verification.summary()
     assert not verification.is_whole
     rows, own = read_rows(copy, "hotpotqa", "random")
@@ -64,7 +57,7 @@ def test_without_data_the_rest_is_replayed_and_changes_break_the_checksum(small_
     ]
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_any_changed_value_is_found(data, small_run, small_data, tmp_path):
     folder = tmp_path / "changed"
@@ -205,7 +198,7 @@ def test_a_damaged_or_missing_file_is_found(copy, small_data):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('"task": 1,', '"task": 2,', "lists a task twice"),
+        ('"task": 1,', '"task": 2,', "is not the task list"),
         ('"sha256": "', '"sha256": "0', "field 'sha256'"),
         ('"task_id": "Syn', '"task_id": "syn', "field 'task_id'"),
         ('"hops": 2', '"hops": 3', "field 'labels'"),
@@ -230,7 +223,7 @@ def test_a_shorter_task_list_with_fewer_results_is_found(copy, small_data):
     tasks = run.tasks | {"table": run.tasks["table"][:2]}
     results = {cell: own[:4] for cell, own in run.results.items()}
     write_run(copy, Run(manifest=run.manifest, tasks=tasks, results=results))
-    assert "tasks.json, 'table': has 2 tasks; 'num_tasks' is 3" in text_of(copy, small_data)
+    assert "tasks.json, 'table': is not the task list" in text_of(copy, small_data)
 
 
 @pytest.mark.parametrize(
@@ -247,15 +240,15 @@ def test_a_shorter_task_list_with_fewer_results_is_found(copy, small_data):
         ('"${data}/hotpot.jsonl"', '"/etc/passwd"', "is not allowed"),
         ('"${data}/hotpot.jsonl"', '"${data}/../x"', "is not allowed"),
         ('"AgentR1/SyntheticTable-v0"', '"os:AgentR1/X-v0"', "is not allowed"),
-        ('"slug": "rules"', '"slug": "../rules"', "is not a slug"),
-        ('"slug": "rules"', '"slug": "oracle"', "'oracle' is repeated"),
+        ('"slug": "rules"', '"slug": "../rules"', "'agents.1.slug': String should match"),
+        ('"slug": "rules"', '"slug": "oracle"', "a slug is repeated"),
         ('"slug": "table"', '"slug": "gsm8k"', "42 rows; the run has 24"),
         ('"kind": "random"', '"kind": "oracle"', "field 'actions': are not those"),
         ('"format_version": 4', '"format_version": 3', "'format_version' is 3"),
         ('"num_tasks": 3', '"num_tasks": "3"', "is not in the canonical form"),
-        ('"num_tasks": 3', '"num_tasks": 4', "is 4"),
+        ('"num_tasks": 3', '"num_tasks": 4', "field 'num_tasks': is wrong"),
         ('"left_out"', '"left_ou"', "left_ou"),
-        ('"hotpot.jsonl"', '"hotpt.jsonl"', "is not a file of the arguments"),
+        ('"hotpot.jsonl"', '"hotpt.jsonl"', "field 'data'"),
         ('"num_tasks": 3', '"num_tasks": 3, "num_tasks": 3', "an object repeats a key"),
         ('"organisation": null', f'"organisation": "{"a" * 2_001}"', "at most 2000 characters"),
     ],
@@ -311,8 +304,8 @@ def test_other_data_than_those_of_the_run_are_found(copy, small_data, tmp_path):
     data = shutil.copytree(small_data, tmp_path / "data")
     replace_text(data / "hotpot.jsonl", "Norway", "Sweden", hide=False)
     text = text_of(copy, data)
-    assert "hotpot.jsonl differs from the file of the run (SHA-256)" in text
-    assert "tasks.json, 'hotpotqa', entry 1, field 'sha256'" in text
+    assert "environment 'hotpotqa': manifest.json, field 'data': is" in text
+    assert "environment 'hotpotqa': tasks.json, entry 1, field 'sha256'" in text
 
 
 def test_a_run_that_is_not_complete_is_refused(copy, small_data):

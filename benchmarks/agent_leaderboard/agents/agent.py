@@ -9,16 +9,21 @@ agent; that it would act so again cannot be checked.
 
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from agent_envs.core.lookup import lookup
 from agent_envs.core.tool_env import ToolEnv
 from agent_envs.errors import ConfigurationError
-from agent_trainers.policies import Usage
+from agent_envs.formats.tool_formats import ToolFormat
+from agent_trainers.policies import Policy, Usage
+from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.environments import TextEnv
 from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.trajectory import Trajectory
+
+MakeEnv = Callable[[], TextEnv]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,16 +46,10 @@ class PlayedEpisode:
 class Agent(Protocol):
     """Runs episodes."""
 
-    def check(self, make_env: Callable[[], TextEnv]) -> None:
-        """Check that the agent can act in an environment, before any episode.
+    def check(self, make_env: MakeEnv) -> None:
+        """Raise a `ConfigurationError` if the agent cannot act in an environment."""
 
-        Raises:
-            ConfigurationError: If it cannot; names agent and environment.
-        """
-
-    def play(
-        self, make_env: Callable[[], TextEnv], specs: Sequence[EpisodeSpec]
-    ) -> list[PlayedEpisode]:
+    def play(self, make_env: MakeEnv, specs: Sequence[EpisodeSpec]) -> list[PlayedEpisode]:
         """Run one episode per spec, in order, drawing from each spec's own generator.
 
         Environments of `make_env` have the agent's tool format.
@@ -61,8 +60,8 @@ class Agent(Protocol):
 class AgentKind:
     """A kind of agent."""
 
-    builder: str
-    """``module:function`` in this package; takes the settings, returns an `Agent`."""
+    module: str
+    """Module of this package, with a function ``make_agent(kind, settings)``."""
     needs_model: bool = True
     is_custom: bool = False
     """Whether its code is not part of this package."""
@@ -75,30 +74,22 @@ class AgentKind:
         return chosen
 
 
+_MODEL: Final = AgentKind("model_agents")
+_RULES: Final = AgentKind("no_model_agents", needs_model=False)
 AGENTS: Final[Mapping[str, AgentKind]] = {
-    "random": AgentKind("no_model_agents:random_agent", needs_model=False),
-    "heuristic": AgentKind("no_model_agents:heuristic_agent", needs_model=False),
-    "oracle": AgentKind("no_model_agents:oracle_agent", needs_model=False),
-    "base_tool_call": AgentKind("model_agents:base_tool_call"),
-    "naive_rag": AgentKind("model_agents:naive_rag"),
-    "react": AgentKind("model_agents:react", tool_format="react"),
-    "self_ask": AgentKind("model_agents:self_ask"),
-    "iterative_rag": AgentKind("model_agents:iterative_rag"),
-    "reflexion": AgentKind("model_agents:reflexion"),
-    "best_of_n": AgentKind("model_agents:best_of_n"),
-    "checkpoint": AgentKind("model_agents:checkpoint"),
-    "program": AgentKind("programs:program_agent", is_custom=True),
+    **dict.fromkeys(("random", "heuristic", "oracle"), _RULES),
+    "base_tool_call": _MODEL,
+    "naive_rag": _MODEL,
+    "react": AgentKind("model_agents", tool_format="react"),
+    **dict.fromkeys(("iterative_rag", "reflexion", "best_of_n", "checkpoint"), _MODEL),
+    "program": AgentKind("programs", is_custom=True),
 }
 
 
 def find_kind(kind: str) -> AgentKind:
-    """Look up a kind, or an import path, without importing it.
-
-    Raises:
-        UnknownNameError: If there is no such kind.
-    """
+    """Look up a kind, or an import path, without importing it."""
     if ":" in kind:
-        return AgentKind(kind, needs_model=False, is_custom=True)
+        return AgentKind("custom_agents", needs_model=False, is_custom=True)
     return lookup(AGENTS, kind, kind="kind of agent")
 
 
@@ -112,27 +103,18 @@ def acts_by_rules(kind: str) -> bool:
     return kind in AGENTS and not AGENTS[kind].needs_model
 
 
-def import_path(agent: Callable[..., Any]) -> str:
-    """Return the import path of a custom agent's class or function.
+def build_agent(kind: str, settings: Mapping[str, Any]) -> Agent:
+    """Build an agent of a kind: a key of `AGENTS`, or an import path."""
+    make = pkgutil.resolve_name(f"{__package__}.{find_kind(kind).module}:make_agent")
+    agent: Agent = make(kind, settings)
+    return agent
 
-    Raises:
-        ConfigurationError: If other processes could not import it.
-    """
-    path = f"{agent.__module__}:{agent.__qualname__}"
-    if "<" in path:
-        raise ConfigurationError(
-            f"The agent {path} is defined inside a function, where other processes cannot import "
-            "it. Define it at the top of a module."
-        )
-    return path
+
+# For agents
 
 
 def tool_env(env: TextEnv) -> ToolEnv:
-    """Return the environment below its wrappers.
-
-    Raises:
-        ConfigurationError: If it is not a `ToolEnv`.
-    """
+    """Return the environment below its wrappers."""
     base = env.unwrapped
     if not isinstance(base, ToolEnv):
         raise ConfigurationError(
@@ -141,17 +123,18 @@ def tool_env(env: TextEnv) -> ToolEnv:
     return base
 
 
-def build_agent(kind: str, settings: Mapping[str, Any]) -> Agent:
-    """Build an agent of a kind: a key of `AGENTS`, or an import path.
+def format_of(make_env: MakeEnv) -> ToolFormat:
+    """Return the tool format of an environment."""
+    with closing(make_env()) as env:
+        return tool_env(env).action_format
 
-    Raises:
-        UnknownNameError: If there is no such kind.
-        ConfigurationError: If a setting is wrong, or a custom agent cannot be imported.
-    """
-    agent: Agent
-    if ":" in kind:
-        build = pkgutil.resolve_name(f"{__package__}.custom_agents:build_custom_agent")
-        agent = build(kind, settings)
-    else:
-        agent = pkgutil.resolve_name(f"{__package__}.{find_kind(kind).builder}")(settings)
-    return agent
+
+def collect(make_env: MakeEnv, policy: Policy, specs: Sequence[EpisodeSpec]) -> list[Trajectory]:
+    """Run one episode of a policy per spec, in order."""
+    with closing(Rollout(make_env, policy)) as rollout:
+        return rollout.collect(specs)
+
+
+def total_usage(attempts: Sequence[Trajectory]) -> Usage:
+    """Return the usage of some attempts together."""
+    return sum((Usage(**attempt.usage) for attempt in attempts), Usage())

@@ -16,27 +16,24 @@ episodes instead.
 import inspect
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import numpy as np
 
 from agent_envs.core.messages import Message
 from agent_envs.errors import ConfigurationError
 from agent_envs.formats.tool_formats import ToolFormat
-from agent_leaderboard.agents.agent import Agent, PlayedEpisode, tool_env
-from agent_leaderboard.agents.repeated_attempts import total_usage
+from agent_leaderboard.agents.agent import (
+    Agent,
+    MakeEnv,
+    PlayedEpisode,
+    collect,
+    format_of,
+    total_usage,
+)
 from agent_trainers.policies import Generation, GenerationRequest, Policy, Usage
-from agent_trainers.rollout.collector import Rollout
-from agent_trainers.rollout.environments import TextEnv
 from agent_trainers.rollout.episode import EpisodeSpec
-
-CONCURRENCY: Final = "concurrency"
-"""Setting with the number of concurrent turns, in threads; 1 by default. Agents that wait for a
-server want more."""
-_RUN_SETTINGS: Final = (CONCURRENCY, "tool_format")
-"""Settings that the agent itself does not get."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,86 +79,72 @@ class ActingAgent:
         """Call `act` for up to `concurrency` turns at once; errors name `name`."""
         self._act, self._name, self._concurrency = act, name, concurrency
 
-    def check(self, make_env: Callable[[], TextEnv]) -> None:
+    def check(self, make_env: MakeEnv) -> None:
         """Accept every environment."""
 
-    def play(
-        self, make_env: Callable[[], TextEnv], specs: Sequence[EpisodeSpec]
-    ) -> list[PlayedEpisode]:
+    def play(self, make_env: MakeEnv, specs: Sequence[EpisodeSpec]) -> list[PlayedEpisode]:
         """Run one episode per spec, in order."""
-        with closing(make_env()) as env:
-            tool_format = tool_env(env).action_format
-        policy = _ActingPolicy(self._act, self._name, self._concurrency, tool_format)
-        with closing(Rollout(make_env, policy)) as rollout:
-            trajectories = rollout.collect(specs)
+        policy = _ActingPolicy(self._act, self._name, format_of(make_env))
+        policy.max_concurrency = self._concurrency
+        trajectories = collect(make_env, policy, specs)
         return [PlayedEpisode(trajectory=t, usage=total_usage([t])) for t in trajectories]
 
 
 class _ActingPolicy(Policy):
     """Policy of a custom agent; an exception of the agent ends its episode."""
 
-    def __init__(self, act: Act, name: str, concurrency: int, tool_format: ToolFormat) -> None:
+    def __init__(self, act: Act, name: str, tool_format: ToolFormat) -> None:
         self._act, self._name, self._format = act, name, tool_format
-        self.max_concurrency = concurrency
         self._memories: dict[int, dict[str, Any]] = {}  # by episode
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         return [self._generation(request) for request in requests]
 
     def _generation(self, request: GenerationRequest) -> Generation:
-        state = State(
+        reply = self._act(State(
             messages=[dict(message) for message in request.messages],  # type: ignore[misc]
             tools=request.tools or [],
             memory=self._memories.setdefault(request.episode_id, {}),
             rng=request.rng,
             tool_format=self._format,
-        )
-        reply = self._act(state)
-        if isinstance(reply, Generation):
-            return reply
+        ))  # fmt: skip
         if isinstance(reply, str):
             return Generation(text=reply, usage=Usage())
-        raise TypeError(
-            f"{self._name} returned {type(reply).__name__}; it must return the text of a turn, "
-            "such as state.answer('...'), or a Generation with a text."
-        )
+        if not isinstance(reply, Generation):
+            raise TypeError(
+                f"{self._name} returned {type(reply).__name__}; it must return the text of a turn, "
+                "such as state.answer('...'), or a Generation with a text."
+            )
+        return reply
 
 
-def build_custom_agent(kind: str, settings: Mapping[str, Any]) -> Agent:
+def make_agent(kind: str, settings: Mapping[str, Any]) -> Agent:
     """Build the agent of an import path with its settings.
 
-    Raises:
-        ConfigurationError: If it cannot be imported or made, or is not an agent.
+    ``concurrency`` is the number of concurrent turns, in threads, 1 by default; agents that wait
+    for a server want more. Neither it nor ``tool_format`` is given to the agent.
     """
+    concurrency = settings.get("concurrency", 1)
+    if not isinstance(concurrency, int) or concurrency < 1:
+        raise ConfigurationError(
+            f"The setting 'concurrency' of {kind!r} must be a positive integer, not "
+            f"{concurrency!r}."
+        )
+    own = {k: v for k, v in settings.items() if k not in ("concurrency", "tool_format")}
     try:
         found: Any = pkgutil.resolve_name(kind)
-        if inspect.isclass(found) and hasattr(found, "play"):
-            return cast(Agent, found(**settings))
-        own = {name: value for name, value in settings.items() if name not in _RUN_SETTINGS}
-        act = _acting_function(found, own)
+        if inspect.isclass(found):
+            if hasattr(found, "play"):
+                return cast(Agent, found(**settings))
+            found, own = getattr(found(**own), "act", None), {}
+        if found is None or own:
+            raise TypeError("it has neither a method 'act(state)' nor 'play', or is a function, "
+                            "which takes no settings")  # fmt: skip
+        inspect.signature(found).bind(None)  # TypeError if it does not take a state
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise ConfigurationError(
             f"The agent {kind!r} cannot be made ({type(error).__name__}: {error}). A kind is "
             "'package.module:name' of an importable class or function; a class takes the settings "
             "by name."
         ) from error
-    concurrency = settings.get(CONCURRENCY, 1)
-    if not isinstance(concurrency, int) or concurrency < 1:
-        raise ConfigurationError(
-            f"The setting {CONCURRENCY!r} of {kind!r} must be a positive integer, not "
-            f"{concurrency!r}."
-        )
-    return ActingAgent(act, kind, concurrency)
-
-
-def _acting_function(found: Any, settings: Mapping[str, Any]) -> Act:
-    if inspect.isclass(found):
-        act = getattr(found(**settings), "act", None)
-        if act is None:
-            raise TypeError(f"{found.__name__} has neither a method 'act(state)' nor 'play'")
-    else:
-        act = found
-        if settings:
-            raise TypeError(f"a function takes no settings ({', '.join(settings)}); a class does")
-    inspect.signature(act).bind(None)  # TypeError if it does not take a state
-    return act  # type: ignore[no-any-return]
+    return ActingAgent(found, kind, concurrency)

@@ -1,8 +1,8 @@
 """Agents on a model: local, in vLLM, or served.
 
 `base_tool_call` lets the model call the tools without training for the task; `react` does so in
-ReAct's format, `checkpoint` with a trained model. `naive_rag`, `self_ask` and `iterative_rag`
-search by a plan. `reflexion` and `best_of_n` attempt a task several times.
+ReAct's format (Yao et al., arXiv 2210.03629), `checkpoint` with a trained model. `naive_rag` and
+`iterative_rag` search by a plan. `reflexion` and `best_of_n` attempt a task several times.
 """
 
 import contextlib
@@ -17,25 +17,23 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 import pydantic
 
 from agent_envs.core.lookup import lookup
-from agent_envs.core.tool_env import ToolEnv
 from agent_envs.errors import ConfigurationError
 from agent_envs.formats.tool_formats import ToolFormat
-from agent_leaderboard.agents.agent import Agent, PlayedEpisode, tool_env
-from agent_leaderboard.agents.repeated_attempts import (
-    Collect,
-    best_of,
+from agent_leaderboard.agents.agent import (
+    Agent,
+    MakeEnv,
+    PlayedEpisode,
+    collect,
+    tool_env,
     total_usage,
-    with_reflection,
 )
-from agent_leaderboard.agents.strategies import IterativeRAG, NaiveRAG, SelfAsk
+from agent_leaderboard.agents.repeated_attempts import Collect, best_of, with_reflection
+from agent_leaderboard.agents.strategies import SearchStrategy
 from agent_leaderboard.records.reading import first_problem
 from agent_trainers.policies import Policy
-from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.environments import TextEnv
 from agent_trainers.rollout.episode import EpisodeSpec
-from agent_trainers.trajectory import Trajectory
 
-MakeEnv = Callable[[], TextEnv]
 Strategy = Callable[[Policy, ToolFormat], Policy]
 RunAttempts = Callable[[Policy, Collect, Sequence[EpisodeSpec]], list[PlayedEpisode]]
 DEFAULT_MAX_NEW_TOKENS: Final = 512
@@ -89,27 +87,23 @@ class BestOfSettings(ModelSettings):
     """Settings of `best_of_n`."""
 
     samples: pydantic.PositiveInt = 5
-    """Attempts at a task."""
+    """Number of attempts at a task."""
 
 
 Settings = TypeVar("Settings", bound=ModelSettings)
 
 
 def read_settings(kind: type[Settings], settings: Mapping[str, Any], agent: str) -> Settings:
-    """Validate the settings of an agent.
-
-    Raises:
-        UnknownNameError: If a setting is unknown; suggests the nearest.
-        ConfigurationError: If a value is wrong, or the model is missing.
-    """
+    """Validate the settings of an agent."""
     known = {entry.name: entry for entry in dataclasses.fields(kind)}
     for name in settings:
         lookup(known, name, kind=f"setting of {agent}")
     try:
-        return pydantic.TypeAdapter(kind).validate_python(dict(settings))
+        read = pydantic.TypeAdapter(kind).validate_python(dict(settings))
     except pydantic.ValidationError as error:
         name, message = first_problem(error)
         raise ConfigurationError(f"Setting {name!r} of {agent}: {message}.") from None
+    return read
 
 
 @contextlib.contextmanager
@@ -160,32 +154,23 @@ def _local_policy(settings: str) -> Policy:
     return load_policy(model, max_batch_size=options.pop("concurrency"), **options)
 
 
+def _run_once(model: Policy, run: Collect, specs: Sequence[EpisodeSpec]) -> list[PlayedEpisode]:
+    return [PlayedEpisode(trajectory=t, usage=total_usage([t])) for t in run(model, specs)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelAgent:
     """Runs episodes with the model's policy, or one that a strategy makes of it."""
 
-    def __init__(
-        self,
-        kind: str,
-        settings: ModelSettings,
-        *,
-        strategy: Strategy | None = None,
-        min_turns: int = 1,
-        run_attempts: RunAttempts | None = None,
-    ) -> None:
-        """Make an agent.
-
-        Args:
-            kind: Its kind, for messages.
-            settings: The model and its sampling.
-            strategy: Makes a policy of the model's; needs a search tool. None lets the model act.
-            min_turns: Turns that a question takes at least.
-            run_attempts: Attempts each task several times; None attempts it once.
-        """
-        self._kind = kind
-        self._settings = settings
-        self._strategy = strategy
-        self._min_turns = min_turns
-        self._run_attempts = run_attempts or _run_once
+    kind: str
+    """For messages."""
+    settings: ModelSettings
+    strategy: Strategy | None = None
+    """Makes a policy of the model's; needs a search tool."""
+    min_turns: int = 1
+    """Turns that a question takes at least."""
+    run_attempts: RunAttempts = _run_once
+    """Attempts each task, once or several times."""
 
     def check(self, make_env: MakeEnv) -> None:
         """Check that the agent can act in an environment, without loading the model."""
@@ -194,104 +179,72 @@ class ModelAgent:
     def play(self, make_env: MakeEnv, specs: Sequence[EpisodeSpec]) -> list[PlayedEpisode]:
         """Run one episode per spec, in order."""
         tool_format = self._checked_format(make_env)
-        with open_policy(self._settings, tool_format) as model:
-
-            def collect(policy: Policy, specs: Sequence[EpisodeSpec]) -> list[Trajectory]:
-                acting = self._strategy(policy, tool_format) if self._strategy else policy
-                with contextlib.closing(Rollout(make_env, acting)) as rollout:
-                    return rollout.collect(specs)
-
-            return self._run_attempts(model, collect, specs)
+        with open_policy(self.settings, tool_format) as model:
+            return self.run_attempts(
+                model,
+                lambda policy, own: collect(
+                    make_env, self.strategy(policy, tool_format) if self.strategy else policy, own
+                ),
+                specs,
+            )
 
     def _checked_format(self, make_env: MakeEnv) -> ToolFormat:
         """Return the tool format of an environment in which the agent can act."""
         with contextlib.closing(make_env()) as env:
-            base = tool_env(env)
-            if self._strategy is not None:
-                name = env.spec.id if env.spec is not None else type(base).__name__
-                limit = env.spec.max_episode_steps if env.spec is not None else None
-                self._check_search(base, name, limit)
-        if self._settings.base_url is None and base.action_format.is_structured:
+            tool_format = tool_env(env).action_format
+            if self.strategy is not None:
+                self._check_search(env)
+        if self.settings.base_url is None and tool_format.is_structured:
             raise ConfigurationError(
-                f"{self._settings.model}: tool_format {base.action_format.name} is for served "
-                "models; pass base_url, or use hermes, which chat templates of local models "
-                "describe."
+                f"{self.settings.model}: tool_format {tool_format.name} is for served models; pass "
+                "base_url, or use hermes, which chat templates of local models describe."
             )
-        return base.action_format
+        return tool_format
 
-    def _check_search(self, env: ToolEnv, name: str, max_turns: int | None) -> None:
-        search = env.tools.get("search")
+    def _check_search(self, env: TextEnv) -> None:
+        tools = tool_env(env).tools
+        name, limit = (env.spec.id, env.spec.max_episode_steps) if env.spec else ("It", None)
+        search = tools.get("search")
         if search is None or set(search.parameters.get("properties", {})) != {"query"}:
-            tools = ", ".join(env.tools) or "none"
             raise ConfigurationError(
-                f"Agent {self._kind!r} needs a tool search(query), which {name} lacks (its tools: "
-                f"{tools}). Leave the agent out of the runs on this environment."
+                f"Agent {self.kind!r} needs a tool search(query), which {name} lacks (its tools: "
+                f"{', '.join(tools) or 'none'}). Leave the agent out of the runs on it."
             )
-        if max_turns is not None and max_turns < self._min_turns:
+        if limit is not None and limit < self.min_turns:
             raise ConfigurationError(
-                f"Agent {self._kind!r} takes {self._min_turns} turns for a question, and "
-                f"{name} ends after {max_turns}. Lower its settings, or raise max_episode_steps."
+                f"Agent {self.kind!r} takes {self.min_turns} turns for a question, and "
+                f"{name} ends after {limit}. Lower its settings, or raise max_episode_steps."
             )
 
 
-def _run_once(model: Policy, collect: Collect, specs: Sequence[EpisodeSpec]) -> list[PlayedEpisode]:
-    return [
-        PlayedEpisode(trajectory=trajectory, usage=total_usage([trajectory]))
-        for trajectory in collect(model, specs)
-    ]
-
-
-def _builder(kind: str, **options: Any) -> Callable[[Mapping[str, Any]], Agent]:
-    """Return the builder of an agent that takes only `ModelSettings`."""
-
-    def build(settings: Mapping[str, Any]) -> Agent:
-        return ModelAgent(kind, read_settings(ModelSettings, settings, kind), **options)
-
-    return build
-
-
-base_tool_call = _builder("base_tool_call")
-"""The model calls the tools itself."""
-react = _builder("react")
-"""ReAct (Yao et al., arXiv 2210.03629), by the environment's tool format ``react``."""
-naive_rag = _builder("naive_rag", strategy=NaiveRAG, min_turns=2)
-"""One search with the question, then the answer."""
-self_ask = _builder("self_ask", strategy=SelfAsk, min_turns=2)
-"""Searches for follow-up questions that the model asks itself."""
-
-
-def checkpoint(settings: Mapping[str, Any]) -> Agent:
-    """Build an agent on a trained model: a folder that ``agent-r1-train`` wrote."""
-    read = read_settings(ModelSettings, settings, "checkpoint")
-    if read.base_url is None and not (Path(read.model) / "config.json").is_file():
+def make_agent(kind: str, settings: Mapping[str, Any]) -> Agent:
+    """Build a model agent."""
+    if kind == "naive_rag":  # one search with the question, then the answer
+        read = read_settings(ModelSettings, settings, kind)
+        return ModelAgent(kind=kind, settings=read, strategy=SearchStrategy, min_turns=2)
+    if kind == "iterative_rag":
+        own = read_settings(IterativeSettings, settings, kind)
+        strategy = functools.partial(SearchStrategy, iterations=own.iterations)
+        turns = own.iterations + 1
+        return ModelAgent(kind=kind, settings=own, strategy=strategy, min_turns=turns)
+    if kind == "reflexion":
+        trying = read_settings(ReflexionSettings, settings, kind)
+        again = functools.partial(with_reflection, trials=trying.trials)
+        return ModelAgent(kind=kind, settings=trying, run_attempts=again)
+    if kind == "best_of_n":
+        sampling = read_settings(BestOfSettings, settings, kind)
+        if sampling.temperature == 0 and sampling.samples > 1:
+            raise ConfigurationError(
+                "best_of_n at temperature 0 repeats the same episode. Raise temperature, or use "
+                "base_tool_call."
+            )
+        several = functools.partial(best_of, samples=sampling.samples)
+        return ModelAgent(kind=kind, settings=sampling, run_attempts=several)
+    read = read_settings(ModelSettings, settings, kind)
+    is_missing = read.base_url is None and not (Path(read.model) / "config.json").is_file()
+    if kind == "checkpoint" and is_missing:
         raise ConfigurationError(
             f"checkpoint: there is no model in {read.model}. Pass the folder of a trained model "
             "(--output_dir of agent-r1-train), or base_url where it is served."
         )
-    return ModelAgent("checkpoint", read)
-
-
-def iterative_rag(settings: Mapping[str, Any]) -> Agent:
-    """Build an agent that alternates searches and answers."""
-    read = read_settings(IterativeSettings, settings, "iterative_rag")
-    strategy = functools.partial(IterativeRAG, iterations=read.iterations)
-    return ModelAgent("iterative_rag", read, strategy=strategy, min_turns=read.iterations + 1)
-
-
-def reflexion(settings: Mapping[str, Any]) -> Agent:
-    """Build an agent that retries with its reflections on failures."""
-    read = read_settings(ReflexionSettings, settings, "reflexion")
-    attempts = functools.partial(with_reflection, trials=read.trials)
-    return ModelAgent("reflexion", read, run_attempts=attempts)
-
-
-def best_of_n(settings: Mapping[str, Any]) -> Agent:
-    """Build an agent that takes the most frequent answer of several attempts."""
-    read = read_settings(BestOfSettings, settings, "best_of_n")
-    if read.temperature == 0 and read.samples > 1:
-        raise ConfigurationError(
-            "best_of_n at temperature 0 repeats the same episode. Raise temperature, or use "
-            "base_tool_call."
-        )
-    attempts = functools.partial(best_of, samples=read.samples)
-    return ModelAgent("best_of_n", read, run_attempts=attempts)
+    return ModelAgent(kind=kind, settings=read)

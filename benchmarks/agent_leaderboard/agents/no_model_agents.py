@@ -1,23 +1,22 @@
 """Agents without a model, as baselines.
 
-`random_agent` is the floor, `oracle_agent` the ceiling (the reference actions), and
-`heuristic_agent` the reach of a few rules.
+`random`, the floor, makes valid calls, and answers, of words that it has read; `oracle`, the
+ceiling, takes the reference actions; `heuristic` is the reach of the rules of `heuristics`.
 """
 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
 from agent_envs.core.tool_env import ToolEnv
 from agent_envs.errors import ConfigurationError
-from agent_leaderboard.agents.agent import PlayedEpisode, tool_env
+from agent_leaderboard.agents.agent import MakeEnv, PlayedEpisode, collect, tool_env
 from agent_leaderboard.agents.heuristics import next_action
 from agent_trainers.policies import GenerationRequest, ScriptedPolicy
-from agent_trainers.rollout.collector import Rollout
-from agent_trainers.rollout.environments import TextEnv
 from agent_trainers.rollout.episode import EpisodeSpec
 
 ANSWER_CHANCE: Final = 0.25
@@ -29,30 +28,25 @@ Player = Callable[[GenerationRequest], str]
 MakePlayer = Callable[[ToolEnv, EpisodeSpec], Player]
 
 
+@dataclass(frozen=True, slots=True)
 class ScriptedAgent:
     """An agent with one player per episode."""
 
-    def __init__(self, make_player: MakePlayer) -> None:
-        """Make a player for each episode, from an environment at its task."""
-        self._make_player = make_player
+    make_player: MakePlayer
+    """Makes the player of an episode, from an environment at its task."""
 
-    def check(self, make_env: Callable[[], TextEnv]) -> None:
+    def check(self, make_env: MakeEnv) -> None:
         """Accept every environment with tools."""
 
-    def play(
-        self, make_env: Callable[[], TextEnv], specs: Sequence[EpisodeSpec]
-    ) -> list[PlayedEpisode]:
+    def play(self, make_env: MakeEnv, specs: Sequence[EpisodeSpec]) -> list[PlayedEpisode]:
         """Run one episode per spec, in order."""
-        env = make_env()
-        base = tool_env(env)
         players: list[Player] = []
-        for spec in specs:
-            env.reset(seed=spec.seed, options=None if spec.task is None else {"task": spec.task})
-            players.append(self._make_player(base, spec))
-        env.close()
+        with closing(make_env()) as env:
+            for spec in specs:
+                env.reset(seed=spec.seed, options={"task": spec.task})
+                players.append(self.make_player(tool_env(env), spec))
         policy = ScriptedPolicy(lambda request: players[request.episode_id](request))
-        with closing(Rollout(make_env, policy)) as rollout:
-            return [PlayedEpisode(trajectory=played) for played in rollout.collect(specs)]
+        return [PlayedEpisode(trajectory=one) for one in collect(make_env, policy, specs)]
 
 
 def _make_oracle(env: ToolEnv, spec: EpisodeSpec) -> Player:
@@ -82,22 +76,12 @@ def _make_random(env: ToolEnv, spec: EpisodeSpec) -> Player:
     return act
 
 
-def _builder(kind: str, make_player: MakePlayer) -> Callable[[Mapping[str, Any]], ScriptedAgent]:
-    def build(settings: Mapping[str, Any]) -> ScriptedAgent:
-        if settings:
-            names = ", ".join(settings)
-            raise ConfigurationError(f"The agent {kind!r} has no settings, not {names}.")
-        return ScriptedAgent(make_player)
-
-    return build
-
-
-oracle_agent = _builder("oracle", _make_oracle)
-"""Takes the reference actions."""
-heuristic_agent = _builder("heuristic", _make_heuristic)
-"""Follows the rules of `heuristics`."""
-random_agent = _builder("random", _make_random)
-"""Makes valid calls, and answers, of words that it has read."""
+def make_agent(kind: str, settings: Mapping[str, Any]) -> ScriptedAgent:
+    """Build an agent, which has no settings."""
+    for name in settings:
+        raise ConfigurationError(f"The agent {kind!r} has no settings, not {name}.")
+    makers = {"random": _make_random, "heuristic": _make_heuristic, "oracle": _make_oracle}
+    return ScriptedAgent(makers[kind])
 
 
 def _draw(rng: np.random.Generator, schema: Mapping[str, Any], words: Sequence[str]) -> Any:

@@ -19,13 +19,17 @@ import numpy as np
 from pydantic import PositiveInt
 
 from agent_envs.errors import ConfigurationError
-from agent_leaderboard.agents.agent import Agent, PlayedEpisode, tool_env
+from agent_leaderboard.agents.agent import (
+    Agent,
+    MakeEnv,
+    PlayedEpisode,
+    collect,
+    format_of,
+    total_usage,
+)
 from agent_leaderboard.agents.model_agents import ModelSettings, open_policy, read_settings
-from agent_leaderboard.agents.repeated_attempts import total_usage
 from agent_trainers.policies import Generation, GenerationRequest, Policy, Usage
 from agent_trainers.programs import Outcome, ProgramTasks
-from agent_trainers.rollout.collector import Rollout
-from agent_trainers.rollout.environments import TextEnv
 from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.trajectory import StopReason, Trajectory
 
@@ -60,17 +64,13 @@ class ProgramAgent:
         """Run the program of `settings`."""
         self._settings = settings
 
-    def check(self, make_env: Callable[[], TextEnv]) -> None:
+    def check(self, make_env: MakeEnv) -> None:
         """Check that the program exists, and that the environment is registered."""
         _environment(make_env)
         self._tasks([{}], lambda task, value: 0.0)
 
-    def play(
-        self, make_env: Callable[[], TextEnv], specs: Sequence[EpisodeSpec]
-    ) -> list[PlayedEpisode]:
+    def play(self, make_env: MakeEnv, specs: Sequence[EpisodeSpec]) -> list[PlayedEpisode]:
         """Run one episode per spec, in order."""
-        with closing(make_env()) as env:
-            tool_format = tool_env(env).action_format
         environment = _environment(make_env)
         actions: dict[int, Sequence[str]] = {}
 
@@ -82,11 +82,13 @@ class ProgramAgent:
             {"environment": {**environment, "task": spec.task, "seed": spec.seed}, _NUMBER: i}
             for i, spec in enumerate(specs)
         ]
-        tasks = self._tasks(rows, record)
-        with open_policy(self._settings, tool_format) as model:
-            rollout = tasks.make_rollout(model)
+        with open_policy(self._settings, format_of(make_env)) as model:
+            rollout = self._tasks(rows, record).make_rollout(model)
             calls = rollout.collect([replace(spec, task=i) for i, spec in enumerate(specs)])
-        replayed = _replay(make_env, specs, actions)
+        numbers = sorted(actions)
+        again = [replace(specs[i], rng=np.random.default_rng(0)) for i in numbers]
+        trajectories = collect(make_env, _RecordedPolicy([actions[i] for i in numbers]), again)
+        replayed = dict(zip(numbers, trajectories, strict=True))
         return [
             PlayedEpisode(
                 trajectory=replace(replayed[i], timings=called.timings)
@@ -100,24 +102,17 @@ class ProgramAgent:
     def _tasks(
         self, rows: Sequence[Mapping[str, Any]], score: Callable[[dict[str, Any], Any], float]
     ) -> ProgramTasks:
-        settings = self._settings
-        return ProgramTasks(
-            settings.program,
-            rows,
-            reward=score,
-            runner=settings.runner,
-            variables=settings.variables,
-            max_calls=settings.max_calls,
-            ignored_parameters=settings.ignored_parameters,
-        )
+        names = ("runner", "variables", "max_calls", "ignored_parameters")
+        options: dict[str, Any] = {name: getattr(self._settings, name) for name in names}
+        return ProgramTasks(self._settings.program, rows, reward=score, **options)
 
 
-def program_agent(settings: Mapping[str, Any]) -> Agent:
+def make_agent(kind: str, settings: Mapping[str, Any]) -> Agent:
     """Build an agent that is a program."""
-    return ProgramAgent(read_settings(ProgramSettings, settings, "program"))
+    return ProgramAgent(read_settings(ProgramSettings, settings, kind))
 
 
-def _environment(make_env: Callable[[], TextEnv]) -> dict[str, Any]:
+def _environment(make_env: MakeEnv) -> dict[str, Any]:
     """Return id and arguments with which a program makes the environment."""
     with closing(make_env()) as env:
         if env.spec is None:
@@ -129,11 +124,10 @@ def _actions(value: Any) -> Sequence[str]:
     found = value.actions if isinstance(value, Outcome) else None
     if isinstance(value, Mapping):  # of a process, as JSON
         found = value.get("actions")
-    if not isinstance(found, list | tuple) or not all(isinstance(one, str) for one in found):
-        raise TypeError(NO_ACTIONS_TEXT)
-    if not found:
+    is_text = isinstance(found, list | tuple) and all(isinstance(one, str) for one in found)
+    if not found or not is_text:
         raise ValueError(NO_ACTIONS_TEXT)
-    return found
+    return tuple(found)
 
 
 def _without_actions(called: Trajectory) -> Trajectory:
@@ -149,23 +143,10 @@ class _RecordedPolicy(Policy):
         self._actions = list(map(iter, actions))
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
-        return [self._next(request) for request in requests]
-
-    def _next(self, request: GenerationRequest) -> Generation:
-        text = next(self._actions[request.episode_id], None)
-        if text is None:
-            return Generation(text="", finish_reason="overflow")
-        return Generation(text=text, usage=Usage())
-
-
-def _replay(
-    make_env: Callable[[], TextEnv],
-    specs: Sequence[EpisodeSpec],
-    actions: Mapping[int, Sequence[str]],
-) -> dict[int, Trajectory]:
-    """Replay the actions of programs; return each trajectory by the index of its spec."""
-    indices = sorted(actions)
-    again = [replace(specs[i], rng=np.random.default_rng(0)) for i in indices]
-    policy = _RecordedPolicy([actions[i] for i in indices])
-    with closing(Rollout(make_env, policy)) as rollout:
-        return dict(zip(indices, rollout.collect(again), strict=True))
+        texts = [next(self._actions[request.episode_id], None) for request in requests]
+        return [
+            Generation(text="", finish_reason="overflow")
+            if text is None
+            else Generation(text=text, usage=Usage())
+            for text in texts
+        ]

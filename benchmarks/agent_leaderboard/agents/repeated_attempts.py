@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from agent_envs.errors import ServerError
-from agent_leaderboard.agents.agent import PlayedEpisode
+from agent_leaderboard.agents.agent import PlayedEpisode, total_usage
 from agent_trainers.policies import GenerationRequest, Policy, PolicyWrapper, Usage
 from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.rollout.evaluation import choose_by_majority
@@ -61,14 +61,13 @@ def best_of(
 
     Ties go to the answer given first; without any answer, the first sample counts.
     """
-    generators = [
-        [np.random.default_rng(spec.rng.integers(2**32, size=4)) for _ in range(samples)]
-        for spec in specs
-    ]
-    rounds = []
+    rounds: list[list[Trajectory]] = []
+    generators = [spec.rng.integers(2**32, size=(samples, 4)) for spec in specs]
     for k in range(samples):
-        own = [replace(s, rng=rngs[k]) for s, rngs in zip(specs, generators, strict=True)]
-        rounds.append(collect(model, own))
+        seeds = [np.random.default_rng(own[k]) for own in generators]
+        rounds.append(
+            collect(model, [replace(s, rng=rng) for s, rng in zip(specs, seeds, strict=True)])
+        )
     episodes = []
     for tried in zip(*rounds, strict=True):
         chosen = choose_by_majority(tried)
@@ -77,11 +76,6 @@ def best_of(
             PlayedEpisode(trajectory=tried[chosen], attempts=others, usage=total_usage(tried))
         )
     return episodes
-
-
-def total_usage(attempts: Sequence[Trajectory]) -> Usage:
-    """Return the usage of some attempts together."""
-    return sum((Usage(**attempt.usage) for attempt in attempts), Usage())
 
 
 @dataclass(slots=True)
@@ -142,7 +136,11 @@ def _reflect(model: Policy, tasks: Sequence[_Task]) -> list[_Task]:
     except ServerError as error:
         if len(tasks) > 1:  # one at a time: an error costs one task only
             return [kept for task in tasks for kept in _reflect(model, [task])]
-        tasks[0].attempts.append(_without_reflection(tasks[0].attempts[-1], str(error)))
+        (task,) = tasks
+        task.attempts.append(replace(
+            task.attempts[-1], transitions=[], metrics={}, timings={}, usage={},
+            stop_reason=StopReason.POLICY_ERROR, error=str(error), final_prompt_ids=[],
+        ))  # fmt: skip
         return []
     for task, generation in zip(tasks, generations, strict=True):
         task.reflection_usage += generation.spent
@@ -164,17 +162,3 @@ def transcript(trajectory: Trajectory) -> str:
             lines.append(f"Result: {said[:MAX_OBSERVATION_CHARS]}{' …' if is_long else ''}")
     lines.append(f"It ended so: {trajectory.stop_reason.value.replace('_', ' ')}, without success.")
     return "\n".join(lines)
-
-
-def _without_reflection(before: Trajectory, error: str) -> Trajectory:
-    """Return the failed attempt after `before`, for which there is no reflection."""
-    return replace(
-        before,
-        transitions=[],
-        metrics={},
-        timings={},
-        stop_reason=StopReason.POLICY_ERROR,
-        error=error,
-        usage={},
-        final_prompt_ids=[],
-    )

@@ -7,7 +7,7 @@ which everything but the agents is taken.
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -19,8 +19,8 @@ from pydantic import Field
 import agent_envs  # noqa: F401 - registers the environments
 from agent_envs.core.lookup import lookup
 from agent_envs.errors import ConfigurationError
-from agent_leaderboard.agents.agent import find_kind, import_path, is_custom
-from agent_leaderboard.records.manifest import LeftOut, Prices, Protocol, is_slug, make_slug
+from agent_leaderboard.agents.agent import find_kind, is_custom
+from agent_leaderboard.records.manifest import LeftOut, Prices, Protocol, make_slug
 from agent_leaderboard.records.names import look_alikes, unclear_names
 from agent_leaderboard.records.reading import first_problem, type_adapter
 from agent_trainers.cli.arguments import read_config
@@ -34,7 +34,6 @@ PRESETS: Final[Mapping[str, Path]] = {
 DATA_PLACEHOLDER: Final = "${data}"
 EMBEDDED: Final = "embedded"
 """Name of the model that comes with the package."""
-_PLACEHOLDER: Final = re.compile(r"\$\{[^}]*\}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +68,8 @@ class AgentConfig:
     """An agent to run."""
 
     name: str
-    kind: str | Callable[..., Any]
-    """Key of `AGENTS`, or a custom agent: a class, a function, or its import path."""
+    kind: str
+    """Key of `AGENTS`, or the import path of a custom agent."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Settings of the kind; ``model`` is a name, a folder, or ``embedded``."""
     train: dict[str, Any] | None = None
@@ -89,11 +88,6 @@ class AgentConfig:
     def slug(self) -> str:
         """Name in files."""
         return make_slug(self.name)
-
-    @property
-    def kind_name(self) -> str:
-        """Kind as results name it."""
-        return self.kind if isinstance(self.kind, str) else import_path(self.kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,14 +118,14 @@ class RunConfig:
         """Return the run with these settings for all model agents that it does not train."""
         agents = (
             replace(config, settings={**config.settings, **settings})
-            if find_kind(config.kind_name).needs_model and config.train is None
+            if find_kind(config.kind).needs_model and config.train is None
             else config
             for config in self.agents
         )
         return replace(self, agents=tuple(agents))
 
 
-_SECTIONS: Final[Mapping[str, type]] = {
+_LISTS: Final[Mapping[str, type]] = {
     "environments": EnvironmentConfig,
     "agents": AgentConfig,
     "left_out": LeftOut,
@@ -139,16 +133,12 @@ _SECTIONS: Final[Mapping[str, type]] = {
 
 
 def load_configs(paths: Sequence[Path], **protocol: Any) -> RunConfig:
-    """Read YAML files and merge them; `protocol` overrides fields of their protocols.
-
-    Raises:
-        UnknownNameError: If a key, an environment, or a kind of agent is unknown.
-        ConfigurationError: If a value is wrong, or a name is repeated.
-    """
-    merged: dict[str, Any] = {"protocol": {}} | {section: [] for section in _SECTIONS}
+    """Read YAML files and merge them; `protocol` overrides fields of their protocols."""
+    merged: dict[str, Any] = {"protocol": {}} | {section: [] for section in _LISTS}
     for path, config in _with_boards(paths):
-        _check_keys(config, merged, str(path))
-        for section, kind in _SECTIONS.items():
+        for name in config:
+            lookup(merged, name, kind=f"key in {path}:")
+        for section, kind in _LISTS.items():
             entries = config.get(section) or []
             if not isinstance(entries, list):
                 raise ConfigurationError(f"{path}: {section!r} must be a list.")
@@ -180,18 +170,12 @@ def _with_boards(paths: Sequence[Path]) -> Iterator[tuple[Path, dict[str, Any]]]
 
 
 def fill_in(value: Any, data: Path | None) -> Any:
-    """Replace ``${data}`` by the data folder in nested JSON.
-
-    Raises:
-        ConfigurationError: If `data` is None, or there is another placeholder.
-    """
+    """Replace ``${data}`` by the data folder in nested JSON; refuse other placeholders."""
     if isinstance(value, Mapping):
         return {key: fill_in(item, data) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [fill_in(item, data) for item in value]
-    if not isinstance(value, str):
-        return value
-    for placeholder in _PLACEHOLDER.findall(value):
+    for placeholder in re.findall(r"\$\{[^}]*\}", value) if isinstance(value, str) else ():
         lookup({DATA_PLACEHOLDER: None}, placeholder, kind="placeholder")
         if data is None:
             raise ConfigurationError(
@@ -206,15 +190,12 @@ def _chosen(configs: tuple[Any, ...], slugs: Sequence[str], kind: str) -> tuple[
     return tuple(lookup(by_slug, slug, kind=kind) for slug in slugs) or configs
 
 
-def _check_keys(entry: Any, known: Mapping[str, object], place: str) -> None:
+def _entry(kind: Any, entry: Any, place: str) -> Any:
     if not isinstance(entry, Mapping):
         raise ConfigurationError(f"{place}: must consist of 'key: value' lines, not {entry!r}.")
-    for key in entry:
-        lookup(known, str(key), kind=f"key in {place}:")
-
-
-def _entry(kind: Any, entry: Any, place: str) -> Any:
-    _check_keys(entry, {field.name: None for field in dataclasses.fields(kind)}, place)
+    for name in entry:
+        known = {field.name: None for field in dataclasses.fields(kind)}
+        lookup(known, str(name), kind=f"key in {place}:")
     try:
         return type_adapter(kind).validate_python(entry)
     except pydantic.ValidationError as error:
@@ -223,36 +204,33 @@ def _entry(kind: Any, entry: Any, place: str) -> Any:
 
 
 def _check(run: RunConfig, where: str) -> None:
-    if not run.environments or not run.agents:
-        raise ConfigurationError(f"{where}: a run needs 'environments' and 'agents'.")
-    for agent in run.agents:
-        _check_agent(agent, f"{where}: agent {agent.name!r}")
-    for configs in (run.environments, run.agents):
-        slugs = [config.slug for config in configs]
-        for slug in slugs:
-            if not is_slug(slug) or slugs.count(slug) > 1:
-                raise ConfigurationError(
-                    f"{where}: {slug!r} is repeated, or not a valid name. Give each entry its own "
-                    "'name' of letters and digits."
-                )
+    def problems() -> Iterator[str]:
+        if not run.environments or not run.agents:
+            yield "a run needs 'environments' and 'agents'"
+        for agent in run.agents:
+            yield from (f"agent {agent.name!r}, {text}" for text in _check_agent(agent))
+        for configs in (run.environments, run.agents):
+            slugs = [config.slug for config in configs]
+            for slug in slugs:
+                if not slug or slugs.count(slug) > 1:
+                    yield f"the name {slug!r} is repeated, or has no letter"
+        yield from look_alikes(run.agents)
+
+    for text in problems():
+        raise ConfigurationError(f"{where}: {text}.")
     plain = {config.slug: None for config in run.environments if config.attack_on is None}
     for environment in run.environments:
         lookup(gym.registry, environment.id, kind="environment")
         if environment.attack_on is not None:
             kind = f"environment attacked by {environment.slug}"
             lookup(plain, environment.attack_on, kind=kind)
-    for text in look_alikes(run.agents):
-        raise ConfigurationError(f"{where}: {text}.")
 
 
-def _check_agent(agent: AgentConfig, place: str) -> None:
-    kind = find_kind(agent.kind_name)
-    for text in unclear_names(agent):
-        raise ConfigurationError(f"{place}, {text}.")
-    has_prices = agent.prices is not None and not is_custom(agent.kind_name)
+def _check_agent(agent: AgentConfig) -> Iterator[str]:
+    kind = find_kind(agent.kind)
+    yield from unclear_names(agent)
+    has_prices = agent.prices is not None and not is_custom(agent.kind)
     if not kind.needs_model and (agent.train is not None or has_prices):
-        raise ConfigurationError(
-            f"{place}: {agent.kind_name!r} has no model. Leave out 'train' and 'prices'."
-        )
+        yield f"{agent.kind!r} has no model. Leave out 'train' and 'prices'"
     if agent.train is not None and "model" in agent.settings:
-        raise ConfigurationError(f"{place}: give 'train' or 'model', not both.")
+        yield "give 'train' or 'model', not both"

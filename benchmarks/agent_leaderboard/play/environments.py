@@ -20,12 +20,11 @@ from agent_envs.core.result_edits import ATTACKERS
 from agent_envs.errors import DataError
 from agent_envs.formats.tool_formats import TOOL_FORMATS
 from agent_envs.retrieval.bm25 import RETRIEVERS
+from agent_leaderboard.agents.agent import MakeEnv
 from agent_leaderboard.play.config import DATA_PLACEHOLDER, EnvironmentConfig, fill_in
 from agent_leaderboard.records.manifest import EnvironmentRecord
 from agent_leaderboard.records.sealing import Seal, data_seal
-from agent_trainers.rollout.environments import TextEnv
 
-MakeEnv = Callable[[], TextEnv]
 Check = Callable[[Any], bool]
 _NAME: Final = re.compile(r"[\w .-]{1,80}", re.ASCII)
 _MAX_ITEMS: Final = 64
@@ -38,32 +37,22 @@ _PACKAGE_MARK: Final = "package:"
 
 
 def configured_environment(
-    config: EnvironmentConfig, tool_format: str | None, data: Path | None
+    environment: EnvironmentConfig | EnvironmentRecord, tool_format: str | None, data: Path | None
 ) -> MakeEnv:
     """Return a factory of an environment of the user's own configuration."""
-    return _maker(config.id, config.kwargs, tool_format, data)
+    kwargs = fill_in(environment.kwargs, data)
+    if tool_format is not None:
+        kwargs["tool_format"] = tool_format
+    return functools.partial(gym.make, environment.id, **kwargs)
 
 
 def recorded_environment(
     record: EnvironmentRecord, tool_format: str | None, data: Path | None
 ) -> MakeEnv:
-    """Return a factory of an environment of a manifest.
-
-    Raises:
-        DataError: If the manifest asks for something that is not on the allowlist.
-    """
+    """Return a factory of an environment of a manifest, if it is on the allowlist."""
     for problem in refused_arguments(record.id, record.kwargs):
         raise DataError(problem)
-    return _maker(record.id, record.kwargs, tool_format, data)
-
-
-def _maker(
-    id: str, arguments: Mapping[str, Any], tool_format: str | None, data: Path | None
-) -> MakeEnv:
-    kwargs = fill_in(arguments, data)
-    if tool_format is not None:
-        kwargs["tool_format"] = tool_format
-    return functools.partial(gym.make, id, **kwargs)
+    return configured_environment(record, tool_format, data)
 
 
 # The allowlist
@@ -262,11 +251,7 @@ def data_path(name: str, data: Path | None) -> Path:
 
 
 def environment_seal(record: EnvironmentRecord, data: Path | None) -> Seal:
-    """Return the seal of an environment's text, by the bytes of its data files.
-
-    Raises:
-        DataError: If a data file cannot be read.
-    """
+    """Return the seal of an environment's text, by the bytes of its data files."""
     if record.is_text_public:
         return Seal()
     return _seal(tuple(data_path(file.name, data) for file in record.data))

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from agent_leaderboard.agents.agent import Agent, PlayedEpisode, build_agent
-from agent_leaderboard.play.environments import MakeEnv, environment_seal
+from agent_leaderboard.agents.agent import Agent, MakeEnv, PlayedEpisode, build_agent
+from agent_leaderboard.play.environments import environment_seal
 from agent_leaderboard.records.manifest import AgentRecord, EnvironmentRecord, Protocol
 from agent_leaderboard.records.results import EpisodeResult, TaskEntry, episode_seed
 from agent_leaderboard.records.sealing import Seal, episode_place
@@ -41,20 +41,17 @@ class Chunk:
     agent: AgentRecord
     make_env: MakeEnv
     """Makes the environment in the agent's tool format."""
-    agent_settings: Mapping[str, Any]
-    """Settings with the model and what belongs to this machine."""
+    settings: Mapping[str, Any]
+    """Settings of the agent, with the model and what belongs to this machine."""
     protocol: Protocol
     episodes: Sequence[tuple[TaskEntry, int]]
     """Task and sample of each."""
     data: Path | None
 
-    def check(self) -> None:
-        """Check that the agent can run in the environment, without loading a model.
-
-        Raises:
-            ConfigurationError: If it cannot, or a setting is wrong.
-        """
-        build_agent(self.agent.kind, self.agent_settings).check(self.make_env)
+    @property
+    def cell(self) -> tuple[str, str]:
+        """Slugs of environment and agent."""
+        return self.environment.slug, self.agent.slug
 
 
 def run_chunk(chunk: Chunk) -> list[EpisodeResult]:
@@ -67,7 +64,7 @@ def run_chunk(chunk: Chunk) -> list[EpisodeResult]:
 
 def run_episodes(chunk: Chunk) -> list[tuple[PlayedEpisode, Usage]]:
     """Run the episodes of a chunk; return each, and the usage of all of its tries."""
-    agent = _agent(chunk.agent.kind, json.dumps(chunk.agent_settings, sort_keys=True))
+    agent = _agent(chunk.agent.kind, json.dumps(chunk.settings, sort_keys=True))
     done: dict[int, tuple[PlayedEpisode, Usage]] = {}
     waiting = list(range(len(chunk.episodes)))
     for _ in range(1 + chunk.protocol.max_retries):
@@ -75,17 +72,13 @@ def run_episodes(chunk: Chunk) -> list[tuple[PlayedEpisode, Usage]]:
         for index, episode in zip(waiting, episodes, strict=True):
             spent = done[index][1] if index in done else Usage()
             done[index] = episode, spent + episode.usage
-        waiting = [i for i in waiting if done[i][0].trajectory.stop_reason in FAULTS]
-        if not waiting or _is_outage([done[i][0] for i in waiting], len(done)):
+        reasons = {index: done[index][0].trajectory.stop_reason for index in waiting}
+        waiting = [index for index in waiting if reasons[index] in FAULTS]
+        # The model's server, which retries each turn itself, is down.
+        is_outage = len(waiting) == len(done) >= OUTAGE_EPISODES
+        if not waiting or (is_outage and set(reasons.values()) == {StopReason.POLICY_ERROR}):
             break
     return [done[index] for index in range(len(chunk.episodes))]
-
-
-def _is_outage(failed: Sequence[PlayedEpisode], num_episodes: int) -> bool:
-    """Return whether the model's server, which retries each turn itself, is down."""
-    reasons = {episode.trajectory.stop_reason for episode in failed}
-    all_failed = len(failed) == num_episodes >= OUTAGE_EPISODES
-    return all_failed and reasons == {StopReason.POLICY_ERROR}
 
 
 @functools.lru_cache(maxsize=1)  # one model at a time
@@ -110,8 +103,9 @@ def _result(
     attempts = (trajectory, *episode.attempts)
     texts = [[step.action for step in attempt.transitions] for attempt in attempts]
     actions, *others = seal.close(texts, place)
-    seconds = sum(sum(attempt.timings.values()) for attempt in attempts)
-    tokens = usage.prompt_tokens, usage.completion_tokens
+    tokens = {
+        "prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens
+    }  # fmt: skip
     return EpisodeResult(
         environment=environment.slug,
         agent=agent.slug,
@@ -122,10 +116,9 @@ def _result(
         stop_reason=trajectory.stop_reason,
         error=_error(trajectory, seal) if trajectory.stop_reason in FAULTS else None,
         calls=usage.calls,
-        prompt_tokens=usage.prompt_tokens,
-        completion_tokens=usage.completion_tokens,
-        money=None if agent.prices is None else agent.prices.cost(*tokens),
-        seconds=round(seconds, 4),
+        **tokens,
+        money=None if agent.prices is None else agent.prices.cost(**tokens),
+        seconds=round(sum(sum(attempt.timings.values()) for attempt in attempts), 4),
         actions=actions,
         rewards=[float(step.reward) for step in steps],
         reward_terms=[_floats(step.reward_terms) for step in steps],

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,25 +17,17 @@ from agent_envs.data.files import write_json
 from agent_envs.errors import ConfigurationError, MissingExtraError
 from agent_leaderboard.agents.agent import find_kind
 from agent_leaderboard.play.config import EMBEDDED, AgentConfig, EnvironmentConfig, RunConfig
-from agent_leaderboard.play.environments import (
-    configured_environment,
-    data_files,
-    data_path,
-    environment_seal,
-    missing_data,
-    reads_data,
-)
-from agent_leaderboard.play.tasks import draw_tasks, list_tasks, open_tool_env
+from agent_leaderboard.play.environments import configured_environment, missing_data
+from agent_leaderboard.play.tasks import complete_record
 from agent_leaderboard.records.manifest import (
     FORMAT_VERSION,
     AgentRecord,
-    DataFile,
     EnvironmentRecord,
     LeftOut,
     Manifest,
 )
 from agent_leaderboard.records.reading import file_sha256
-from agent_leaderboard.records.results import TaskEntry, task_list_sha256
+from agent_leaderboard.records.results import TaskEntry
 from agent_trainers import TINY_POLICY, small_models
 from agent_trainers.small_models import SMALL_MODELS
 
@@ -53,25 +44,23 @@ def prepare(
     """Return the manifest, and the task list of each environment.
 
     `models` has the model of each agent, by slug, from `find_model`.
-
-    Raises:
-        MissingExtraError: If an environment that is not optional lacks its extra.
-        DataError: If data are missing or malformed.
     """
     environments, left_out = [], list(config.left_out)
     tasks: dict[str, list[TaskEntry]] = {}
     for environment in tqdm(config.environments, desc="listing tasks", leave=False):
-        if environment.optional and (missing := missing_data(environment, data)):
-            reason = f"its data are missing: {missing}"
-            left_out.append(LeftOut(id=environment.id, reason=reason))
-            continue
         try:
-            record, tasks[environment.slug] = _environment(environment, config.protocol.seed, data)
-            environments.append(record)
+            if environment.optional and (missing := missing_data(environment, data)):
+                reason = f"its data are missing: {missing}"
+            else:
+                seed = config.protocol.seed
+                record, tasks[environment.slug] = _environment(environment, seed, data)
+                environments.append(record)
+                continue
         except MissingExtraError as error:
             if not environment.optional:
                 raise
-            left_out.append(LeftOut(id=environment.id, reason=str(error)))
+            reason = str(error)
+        left_out.append(LeftOut(id=environment.id, reason=reason))
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         protocol=config.protocol,
@@ -85,50 +74,34 @@ def prepare(
 def _environment(
     config: EnvironmentConfig, seed: int, data: Path | None
 ) -> tuple[EnvironmentRecord, list[TaskEntry]]:
-    env, max_turns = open_tool_env(configured_environment(config, None, data))
     record = EnvironmentRecord(
         slug=config.slug,
         id=config.id,
         kwargs=config.kwargs,
-        max_turns=max_turns,
-        reward_terms=dict(env.reward_weights),
-        outcome_terms=sorted(env.outcome_terms & env.reward_weights.keys()),
         num_tasks=0,
         tasks_sha256="",
-        data=[
-            DataFile(name=name, sha256=file_sha256(data_path(name, data)))
-            for name in data_files(config, data)
-        ],
         contamination=config.contamination,
-        is_text_public=not reads_data(config),
+        is_text_public=False,
         attack=config.attack,
         attack_on=config.attack_on,
     )
-    seal = environment_seal(record, data)
-    entries = list_tasks(env, draw_tasks(env, config.tasks, seed), seal)
-    env.close()
-    return replace(record, num_tasks=len(entries), tasks_sha256=task_list_sha256(entries)), entries
+    make_env = configured_environment(config, None, data)
+    return complete_record(record, make_env, count=config.tasks, seed=seed, data=data)
 
 
 def _agent(config: AgentConfig, model: str | None) -> AgentRecord:
-    kind = find_kind(config.kind_name)
+    kind = find_kind(config.kind)
     packages = PACKAGES + (MODEL_PACKAGES if kind.needs_model else ())
     folder = Path(model) if model is not None and Path(model).is_dir() else None
     weights = sorted(folder.glob("*.safetensors")) if folder else []
+    copied = ("slug", "name", "kind", "made_by", "train", "prices", "organisation", "url",
+              "licence")  # fmt: skip
     return AgentRecord(
-        slug=config.slug,
-        name=config.name,
-        kind=config.kind_name,
+        **{name: getattr(config, name) for name in copied},
         model=config.model or (folder.name if folder else model),
-        made_by=config.made_by,
         weights_sha256={path.name: file_sha256(path) for path in weights},
         tool_format=kind.format_for(config.settings),
         settings={k: v for k, v in config.settings.items() if k not in _LOCAL_SETTINGS},
-        train=config.train,
-        prices=config.prices,
-        organisation=config.organisation,
-        url=config.url,
-        licence=config.licence,
         packages={"python": platform.python_version()}
         | {package: importlib.metadata.version(package) for package in packages},
     )
@@ -145,7 +118,7 @@ def find_model(agent: AgentConfig, work: Path) -> str | None:
     if agent.train is not None:
         return str(_trained_model(agent, work))
     model: str | None = agent.settings.get("model")
-    if model is not None and model in SMALL_MODELS and find_kind(agent.kind_name).needs_model:
+    if model is not None and model in SMALL_MODELS and find_kind(agent.kind).needs_model:
         return str(small_models.prepare(model))
     return str(TINY_POLICY) if model == EMBEDDED else model
 

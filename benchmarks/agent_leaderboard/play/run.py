@@ -21,12 +21,12 @@ from typing import Final, TypeVar
 from tqdm.auto import tqdm
 
 from agent_envs.errors import ConfigurationError, RolloutError
-from agent_leaderboard.agents.agent import find_kind
+from agent_leaderboard.agents.agent import build_agent, find_kind
 from agent_leaderboard.play.config import RunConfig
 from agent_leaderboard.play.environments import configured_environment
 from agent_leaderboard.play.episodes import OUTAGE_EPISODES, Chunk, run_chunk
 from agent_leaderboard.play.prepare import find_model, prepare
-from agent_leaderboard.records.manifest import Manifest, manifest_text
+from agent_leaderboard.records.manifest import Manifest, to_json
 from agent_leaderboard.records.results import (
     MANIFEST,
     RESULTS,
@@ -52,18 +52,14 @@ def run(config: RunConfig, output: Path, *, data: Path | None = None, jobs: int 
     """Run the missing episodes, and those that ended by a failure; return the folder.
 
     `data` replaces ``${data}``. More than one of `jobs` are separate processes.
-
-    Raises:
-        ConfigurationError: If the folder contains another run, or is in use.
-        RolloutError: If many episodes in a row end by an infrastructure failure.
     """
     output.mkdir(parents=True, exist_ok=True)
     with _locked(output):
         models = {agent.slug: find_model(agent, output / WORK) for agent in config.agents}
         manifest, tasks = prepare(config, models, data)
         chunks = list(_chunks(config, manifest, tasks, models, data))
-        for chunk in {(c.environment.slug, c.agent.slug): c for c in chunks}.values():
-            chunk.check()
+        for chunk in {chunk.cell: chunk for chunk in chunks}.values():  # before any model is loaded
+            build_agent(chunk.agent.kind, chunk.settings).check(chunk.make_env)
         _check_same_run(output, manifest)
         journal = output / WORK / _JOURNAL
         done = _read_done(output, journal)
@@ -106,7 +102,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def _check_same_run(folder: Path, manifest: Manifest) -> None:
     """Write the manifest, or check that the folder has the same one."""
-    path, wanted = folder / MANIFEST, manifest_text(manifest)
+    path, wanted = folder / MANIFEST, to_json(manifest)
     if not path.exists():
         path.write_text(wanted, encoding="utf-8")
         return
@@ -140,14 +136,9 @@ def _chunks(
         episodes = list_episodes(tasks[environment.slug], protocol)
         for start in range(0, len(episodes), protocol.concurrency):
             yield Chunk(
-                environment=environment,
-                agent=agent,
-                make_env=make_env,
-                agent_settings=own,
-                protocol=protocol,
-                episodes=episodes[start : start + protocol.concurrency],
-                data=data,
-            )
+                environment=environment, agent=agent, make_env=make_env, settings=own, data=data,
+                protocol=protocol, episodes=episodes[start : start + protocol.concurrency],
+            )  # fmt: skip
 
 
 def _read_done(folder: Path, journal: Path) -> Results:
@@ -169,15 +160,12 @@ def _read_done(folder: Path, journal: Path) -> Results:
 def _missing(chunks: Sequence[Chunk], done: Results) -> Iterator[Chunk]:
     """Yield chunks that were not run, and the failed episodes of the others."""
     for chunk in chunks:
-        place = chunk.environment.slug, chunk.agent.slug
-        known = [done.get((*place, entry.task, sample)) for entry, sample in chunk.episodes]
-        if any(result is None for result in known):
+        known = [done.get((*chunk.cell, entry.task, sample)) for entry, sample in chunk.episodes]
+        pairs = zip(chunk.episodes, known, strict=True)
+        failed = [episode for episode, result in pairs if result and not result.is_scored]
+        if None in known:
             yield chunk
-        elif failed := [
-            episode
-            for episode, result in zip(chunk.episodes, known, strict=True)
-            if result is not None and not result.is_scored
-        ]:
+        elif failed:
             yield replace(chunk, episodes=failed)
 
 
@@ -187,14 +175,19 @@ def _run_chunks(chunks: Sequence[Chunk], done: Results, journal: Path, jobs: int
     total = sum(len(chunk.episodes) for chunk in chunks)
     with tqdm(total=total, desc="running", unit="episode") as bar, journal.open("ab") as file:
         for number, results in run_all(run_chunk, chunks, jobs):
-            place = chunks[number].environment.slug, chunks[number].agent.slug
+            place = chunks[number].cell
             rows = json.dumps([to_row(result) for result in results])
             file.write(rows.encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
             done |= {result.key: result for result in results}
             bar.update(len(results))
-            _report_failures(results)
+            if failed := [result for result in results if not result.is_scored]:
+                tqdm.write(
+                    f"{place[1]} on {place[0]}: {len(failed)} of {len(results)} episodes ended by "
+                    f"an infrastructure failure: {failed[0].error}",
+                    file=sys.stderr,
+                )
             for result in results:
                 failures[place] = 0 if result.is_scored else failures.get(place, 0) + 1
             if failures[place] >= OUTAGE_EPISODES:
@@ -203,15 +196,6 @@ def _run_chunks(chunks: Sequence[Chunk], done: Results, journal: Path, jobs: int
                     f"ended by an infrastructure failure ({results[-1].error}). Fix the cause and "
                     "repeat the command: it runs them again."
                 )
-
-
-def _report_failures(results: Sequence[EpisodeResult]) -> None:
-    if failed := [result for result in results if not result.is_scored]:
-        tqdm.write(
-            f"{failed[0].agent} on {failed[0].environment}: {len(failed)} of {len(results)} "
-            f"episodes ended by an infrastructure failure: {failed[0].error}",
-            file=sys.stderr,
-        )
 
 
 # Processes
@@ -232,23 +216,19 @@ def run_all(
             yield number, function(job)
         return
     context = multiprocessing.get_context("spawn")  # forking a process with threads is unsafe
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = "1"  # inherited by the workers
-    pool = ProcessPoolExecutor(
+    with ProcessPoolExecutor(
         processes, mp_context=context, initializer=_prepare_worker, initargs=(prepare,)
-    )
-    try:
+    ) as pool:
         futures = {pool.submit(function, job): number for number, job in enumerate(jobs)}
-        for future in as_completed(futures):
-            yield futures[future], future.result()
-    finally:
-        pool.shutdown(cancel_futures=True)
-        del os.environ["OMP_NUM_THREADS"]
-        if before is not None:
-            os.environ["OMP_NUM_THREADS"] = before
+        try:
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def _prepare_worker(prepare: Callable[[], None] | None) -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"  # before a job imports torch
     end_with_parent(lambda: os._exit(1))
     if prepare is not None:
         prepare()

@@ -2,32 +2,54 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool_env import ToolEnv
 from agent_envs.errors import ConfigurationError
-from agent_leaderboard.agents.agent import tool_env
-from agent_leaderboard.records.results import Labels, TaskEntry
+from agent_leaderboard.agents.agent import MakeEnv, tool_env
+from agent_leaderboard.play.environments import (
+    data_files,
+    data_path,
+    environment_seal,
+    reads_data,
+)
+from agent_leaderboard.records.manifest import DataFile, EnvironmentRecord
+from agent_leaderboard.records.reading import file_sha256
+from agent_leaderboard.records.results import Labels, TaskEntry, task_list_sha256
 from agent_leaderboard.records.sealing import Seal
 
 
-def open_tool_env(make_env: Callable[[], gym.Env[str, str]]) -> tuple[ToolEnv, int | None]:
-    """Make an environment whose tasks can be listed; return it and its turn limit.
-
-    Raises:
-        ConfigurationError: If it is not a `ToolEnv`, or refuses its arguments.
-    """
+def complete_record(
+    record: EnvironmentRecord, make_env: MakeEnv, *, count: int, seed: int, data: Path | None
+) -> tuple[EnvironmentRecord, list[TaskEntry]]:
+    """Return a record with what the environment itself says, and its list of `count` tasks."""
+    files = [
+        DataFile(name=name, sha256=file_sha256(data_path(name, data)))
+        for name in data_files(record, data)
+    ]
+    record = dataclasses.replace(record, data=files, is_text_public=not reads_data(record))
     try:
         made = make_env()
     except TypeError as error:  # an unknown argument
         raise ConfigurationError(f"An environment could not be made: {error}.") from None
-    return tool_env(made), None if made.spec is None else made.spec.max_episode_steps
+    with closing(made):
+        env, seal = tool_env(made), environment_seal(record, data)
+        entries = list_tasks(env, draw_tasks(env, count, seed), seal)
+        return dataclasses.replace(
+            record,
+            max_turns=None if made.spec is None else made.spec.max_episode_steps,
+            reward_terms=dict(env.reward_weights),
+            outcome_terms=sorted(env.outcome_terms & env.reward_weights.keys()),
+            num_tasks=len(entries),
+            tasks_sha256=task_list_sha256(entries),
+        ), entries
 
 
 def draw_tasks(env: ToolEnv, count: int, seed: int) -> list[int]:
@@ -67,16 +89,11 @@ def task_labels(task: Task) -> Labels:
     kind = data.get("type") or data.get("subject") or getattr(data.get("task"), "kind", None)
     texts = {"type": kind, "level": data.get("level")}
     labels: Labels = {name: str(text) for name, text in texts.items() if text is not None}
-    if (hops := _hops(data)) is not None:
-        labels["hops"] = hops
-    return labels
-
-
-def _hops(data: Mapping[str, Any]) -> int | None:
-    """Return the number of facts, or of calls, that lead to the answer."""
     if questions := data.get("questions"):
-        return len(questions[0].gold)
-    return next((len(data[key]) for key in ("gold", "steps") if data.get(key)), None)
+        labels["hops"] = len(questions[0].gold)
+    elif facts := data.get("gold") or data.get("steps"):  # that lead to the answer, or calls
+        labels["hops"] = len(facts)
+    return labels
 
 
 def _plain(value: Any) -> Any:

@@ -4,13 +4,12 @@ import dataclasses
 import functools
 import json
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from agent_envs.errors import DataError
 from agent_leaderboard.records.names import is_same_name, skeleton
@@ -24,23 +23,12 @@ MEASURED_FIELDS: Final = ("seed", "samples_per_task", "temperature")
 """Protocol fields that change scores; the others change speed and the number of retries."""
 
 
-def is_slug(text: str) -> bool:
-    """Return whether `text` is a valid slug of an agent or an environment."""
-    return re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,79}", text) is not None
-
-
 def make_slug(name: str) -> str:
     """Derive the slug of a name."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:80]
 
 
-def _check_slug(text: str) -> str:
-    if not is_slug(text):
-        raise ValueError(f"{text!r} is not a slug")
-    return text
-
-
-Slug = Annotated[str, AfterValidator(_check_slug)]
+Slug = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,79}$")]
 Text = Annotated[str, Field(max_length=2_000)]
 """Names and reasons."""
 
@@ -160,10 +148,9 @@ class Manifest(Record):
 
     def __post_init__(self) -> None:
         """Refuse repeated slugs."""
-        for kind, records in (("environments", self.environments), ("agents", self.agents)):
-            slugs = Counter(record.slug for record in records)
-            if repeated := [slug for slug, count in slugs.items() if count > 1]:
-                raise ValueError(f"{kind}: the slug {repeated[0]!r} is repeated")
+        for records in (self.environments, self.agents):
+            if len({record.slug for record in records}) < len(records):
+                raise ValueError("a slug is repeated")
 
     def environment(self, slug: str) -> EnvironmentRecord:
         """Return the environment with this slug."""
@@ -185,24 +172,14 @@ class Manifest(Record):
 
 
 def read_versioned(kind: Any, path: Path) -> Any:
-    """Read a JSON file of `FORMAT_VERSION`.
-
-    Raises:
-        DataError: If it cannot be read, or has another version.
-    """
+    """Read a JSON file of `FORMAT_VERSION`."""
     record = parse_json(read_text(path), path)
     version = record.get("format_version") if isinstance(record, dict) else None
     if version != FORMAT_VERSION:
         raise DataError(
-            f"{path}: field 'format_version' is {version!r}; this version reads {FORMAT_VERSION}. "
-            "Run older submissions again, or use the version of agent-r1 that wrote the file."
+            f"{path}: field 'format_version' is {version!r}; this version reads {FORMAT_VERSION}."
         )
     return validated(kind, record, path)
-
-
-def manifest_text(manifest: Manifest) -> str:
-    """Return the content of ``manifest.json``."""
-    return json.dumps(dataclasses.asdict(manifest), indent=2) + "\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,13 +205,11 @@ class Reference(Record):
 
     def differences(self, protocol: Protocol, environment: EnvironmentRecord) -> list[str]:
         """Return how the measure of an environment differs from the reference."""
-        same = [one for one in self.environments if one.slug == environment.slug]
-        if not same:
-            return ["the reference has no such environment"]
-        return [
-            *changed_fields(protocol, self.protocol, MEASURED_FIELDS),
-            *changed_fields(environment, same[0]),
-        ]
+        for one in self.environments:
+            if one.slug == environment.slug:
+                changes = differences(protocol, self.protocol, MEASURED_FIELDS)
+                return [*changes, *differences(environment, one)]
+        return ["the reference has no such environment"]
 
     def has_data(self, environment: EnvironmentRecord) -> bool:
         """Return whether all data files of an environment are in the reference."""
@@ -242,15 +217,20 @@ class Reference(Record):
         return known.issuperset(file.sha256 for file in environment.data)
 
 
-def changed_fields(
-    record: object, other: object, names: tuple[str, ...] | None = None
-) -> Iterator[str]:
-    """Yield the fields in which two records of one kind differ."""
-    for name in names or [entry.name for entry in dataclasses.fields(other)]:  # type: ignore[arg-type]  # records
-        mine, expected = getattr(record, name), getattr(other, name)
+def differences(record: object, other: Any, names: Iterable[str] = ()) -> Iterator[str]:
+    """Yield the fields in which two records differ, as JSON: -0.0 is not 0.0."""
+    for name in names or [entry.name for entry in dataclasses.fields(other)]:
+        mine, expected = (
+            json.dumps(getattr(one, name), sort_keys=True, default=dataclasses.asdict)
+            for one in (record, other)
+        )
         if mine != expected:
-            is_short = len(f"{mine}{expected}") < 100 and not name.endswith("sha256")
-            yield f"{name} is {mine!r}, not {expected!r}" if is_short else f"{name} differs"
+            yield f"field {name.rstrip('_')!r}: is {mine[:200]}, not {expected[:200]}"
+
+
+def to_json(record: Any) -> str:
+    """Return the content of a record's file."""
+    return json.dumps(dataclasses.asdict(record), indent=2) + "\n"
 
 
 @functools.cache
@@ -262,10 +242,8 @@ def published() -> Reference:
 
 def reference_text(manifest: Manifest) -> str:
     """Return the content of the reference file of a run."""
-    reference = Reference(
-        format_version=FORMAT_VERSION,
-        protocol=manifest.protocol,
-        environments=manifest.environments,
-        agents={agent.name: agent.kind for agent in manifest.agents},
-    )
-    return json.dumps(dataclasses.asdict(reference), indent=2) + "\n"
+    agents = {agent.name: agent.kind for agent in manifest.agents}
+    return to_json(Reference(
+        format_version=FORMAT_VERSION, protocol=manifest.protocol,
+        environments=manifest.environments, agents=agents,
+    ))  # fmt: skip

@@ -30,11 +30,7 @@ class Record:
 
 
 def open_plain(path: Path, *, follow: bool = True) -> io.BufferedReader:
-    """Open a regular file: no pipe, no device, and no link unless `follow`.
-
-    Raises:
-        DataError: If it is not a regular file, or cannot be read.
-    """
+    """Open a regular file: no pipe, no device, and no link unless `follow`."""
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     try:
         handle = os.open(path, flags | (0 if follow else getattr(os, "O_NOFOLLOW", 0)))
@@ -47,11 +43,7 @@ def open_plain(path: Path, *, follow: bool = True) -> io.BufferedReader:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return the content of a regular file of a run.
-
-    Raises:
-        DataError: If it cannot be read, or is larger than `MAX_FILE_BYTES`.
-    """
+    """Return the content of a regular file of a run, of at most `MAX_FILE_BYTES`."""
     with open_plain(path, follow=False) as file:
         content = file.read(MAX_FILE_BYTES + 1)
     if len(content) > MAX_FILE_BYTES:
@@ -74,12 +66,7 @@ def file_sha256(path: Path) -> str:
 
 
 def parse_json(text: str, place: str | Path) -> Any:
-    """Parse JSON.
-
-    Raises:
-        DataError: If `text` is not JSON, repeats a key, or is nested deeper than `MAX_DEPTH`;
-            begins with `place`.
-    """
+    """Parse JSON without repeated keys, nested at most `MAX_DEPTH` deep."""
     try:
         value = json.loads(text, parse_constant=_refuse_number, object_pairs_hook=_refuse_repeats)
     except (ValueError, RecursionError) as error:
@@ -97,7 +84,7 @@ def _refuse_number(name: str) -> None:
 
 
 def _refuse_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object without repeated keys: readers differ in which one they take."""
+    """Readers differ in which of two equal keys they take."""
     made = dict(pairs)
     if len(made) != len(pairs):
         raise ValueError("an object repeats a key")
@@ -111,11 +98,7 @@ def _items(value: Any) -> Iterable[Any]:
 
 
 def validated(kind: Any, value: Any, place: str | Path) -> Any:
-    """Convert parsed JSON to a `kind`.
-
-    Raises:
-        DataError: If that is impossible; begins with `place` and names the field.
-    """
+    """Convert parsed JSON to a `kind`; an error begins with `place` and names the field."""
     try:
         return type_adapter(kind).validate_python(value)
     except pydantic.ValidationError as error:

@@ -16,7 +16,7 @@ from pydantic import Field, InstanceOf
 
 from agent_envs.data.files import atomic_path, write_json, write_text
 from agent_envs.errors import DataError
-from agent_leaderboard.records.manifest import Manifest, Protocol, manifest_text, read_versioned
+from agent_leaderboard.records.manifest import Manifest, Protocol, read_versioned, to_json
 from agent_leaderboard.records.reading import (
     MAX_FILE_BYTES,
     Record,
@@ -132,11 +132,7 @@ def list_episodes(entries: Sequence[TaskEntry], protocol: Protocol) -> list[tupl
 
 
 def read_run(folder: Path) -> Run:
-    """Read a complete run.
-
-    Raises:
-        DataError: If a file is missing or malformed; names file and field.
-    """
+    """Read a complete run; a `DataError` names file and field."""
     manifest: Manifest = read_versioned(Manifest, folder / MANIFEST)
     tasks = read_tasks(folder / TASKS)
     most = manifest.protocol.samples_per_task * sum(
@@ -155,7 +151,7 @@ def read_run(folder: Path) -> Run:
 def write_run(folder: Path, run: Run) -> None:
     """Write a complete run; the checksums come last."""
     (folder / CHECKSUMS).unlink(missing_ok=True)
-    write_text(folder / MANIFEST, manifest_text(run.manifest))
+    write_text(folder / MANIFEST, to_json(run.manifest))
     write_text(folder / TASKS, tasks_text(run.tasks))
     cells = ((e.slug, a.slug) for e, a in run.manifest.cells)
     write_results(folder / RESULTS, [one for cell in cells for one in run.results[cell]])
@@ -164,8 +160,12 @@ def write_run(folder: Path, run: Run) -> None:
 
 def write_checksums(folder: Path) -> None:
     """Write the checksums of a run."""
-    digests = {name: file_sha256(folder / name) for name in FILES if name != CHECKSUMS}
-    write_json(folder / CHECKSUMS, digests)
+    write_json(folder / CHECKSUMS, make_checksums(folder))
+
+
+def make_checksums(folder: Path) -> dict[str, str]:
+    """Return the digest of each other file."""
+    return {name: file_sha256(folder / name) for name in FILES if name != CHECKSUMS}
 
 
 def read_checksums(folder: Path) -> dict[str, str]:
@@ -180,14 +180,10 @@ def read_checksums(folder: Path) -> dict[str, str]:
 # Task lists
 
 
-def task_list_text(entries: Sequence[TaskEntry]) -> str:
-    """Return a task list as JSON: the text of its digest."""
-    return json.dumps([dataclasses.asdict(entry) for entry in entries], indent=2) + "\n"
-
-
 def task_list_sha256(entries: Sequence[TaskEntry]) -> str:
     """Return the digest of a task list."""
-    return hashlib.sha256(task_list_text(entries).encode()).hexdigest()
+    text = json.dumps([dataclasses.asdict(entry) for entry in entries], indent=2) + "\n"
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def tasks_text(tasks: Mapping[str, Sequence[TaskEntry]]) -> str:
@@ -225,19 +221,14 @@ def write_results(path: Path, results: Sequence[EpisodeResult]) -> None:
 
 
 def read_results(path: Path, max_rows: int) -> Iterator[EpisodeResult]:
-    """Yield the rows of a results file that may come from a stranger.
-
-    Raises:
-        DataError: If it is malformed, or has more than `max_rows` rows.
-    """
+    """Yield the rows of a results file that may come from a stranger."""
     try:
         file = pq.ParquetFile(io.BytesIO(read_bytes(path)))
         _check_form(path, file, max_rows)
-        number = 0
-        for batch in file.iter_batches(batch_size=1_000):
-            for row in batch.to_pylist():
-                number += 1
-                yield from_row(row, f"{path}, row {number}")
+        batches = file.iter_batches(batch_size=1_000)
+        rows = (row for batch in batches for row in batch.to_pylist())
+        for number, row in enumerate(rows, start=1):
+            yield from_row(row, f"{path}, row {number}")
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         if isinstance(error, pa.ArrowMemoryError):
             raise
@@ -247,19 +238,20 @@ def read_results(path: Path, max_rows: int) -> Iterator[EpisodeResult]:
 def _check_form(path: Path, file: pq.ParquetFile, max_rows: int) -> None:
     """Refuse another schema, and encodings that expand to more than the file declares."""
     metadata = file.metadata
-    if file.schema_arrow != SCHEMA or metadata.metadata:
-        raise DataError(f"{path}: has other columns than a results file.")
-    if metadata.num_rows > max_rows:
-        raise DataError(f"{path}: has {metadata.num_rows} rows; the run has {max_rows} episodes.")
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
     columns = [group.column(i) for group in groups for i in range(group.num_columns)]
-    if any(
-        column.compression != "ZSTD" or not set(column.encodings) <= {"PLAIN", "RLE"}
-        for column in columns
-    ):
-        raise DataError(f"{path}: has an encoding that results files do not use.")
-    if sum(column.total_uncompressed_size for column in columns) > MAX_FILE_BYTES:
-        raise DataError(f"{path}: unpacks to more than {MAX_FILE_BYTES:,} bytes.")
+    encodings = {name for column in columns for name in column.encodings}
+    if file.schema_arrow != SCHEMA or metadata.metadata:
+        problem = "has other columns than a results file"
+    elif metadata.num_rows > max_rows:
+        problem = f"has {metadata.num_rows} rows; the run has {max_rows} episodes"
+    elif not encodings <= {"PLAIN", "RLE"} or {c.compression for c in columns} - {"ZSTD"}:
+        problem = "has an encoding that results files do not use"
+    elif sum(column.total_uncompressed_size for column in columns) > MAX_FILE_BYTES:
+        problem = f"unpacks to more than {MAX_FILE_BYTES:,} bytes"
+    else:
+        return
+    raise DataError(f"{path}: {problem}.")
 
 
 def to_row(result: EpisodeResult) -> dict[str, Any]:
@@ -271,11 +263,7 @@ def to_row(result: EpisodeResult) -> dict[str, Any]:
 
 
 def from_row(row: Mapping[str, Any], place: str) -> EpisodeResult:
-    """Return the episode of a row.
-
-    Raises:
-        DataError: If it is malformed, or not in the form that `to_row` gives; begins with `place`.
-    """
+    """Return the episode of a row, which must have the form that `to_row` gives."""
     nested = {name: parse_json(row[name] or "", f"{place}, field {name!r}") for name in NESTED}
     result: EpisodeResult = validated(EpisodeResult, {**row, **nested}, place)
     for name in NESTED:

@@ -50,11 +50,7 @@ class Seal:
         ]
 
     def open(self, texts: Texts, place: str) -> list[list[str]]:
-        """Decrypt the actions of the episode at `place`.
-
-        Raises:
-            DataError: If they were encrypted with another key, at another place, or were changed.
-        """
+        """Decrypt the actions of the episode at `place`."""
         from cryptography.exceptions import InvalidTag
 
         if self.key is None:
@@ -115,12 +111,8 @@ def episode_place(
 
 
 def data_seal(paths: Sequence[Path]) -> Seal:
-    """Return the seal of data files, in this order.
-
-    Raises:
-        DataError: If one cannot be read, or there are none: then the key would be public.
-    """
-    if not paths:
+    """Return the seal of data files, in this order."""
+    if not paths:  # the key would be public
         raise DataError("there are no data files to derive a key from")
     key = hashlib.sha256(_PURPOSE)
     for path in paths:

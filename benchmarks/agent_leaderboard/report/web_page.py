@@ -21,7 +21,7 @@ from tqdm.auto import tqdm
 
 from agent_envs.errors import DataError
 from agent_envs.scoring.statistics import CONFIDENCE, Interval, p_value_text
-from agent_leaderboard.play.replay import ReplayedEpisode, ReplayedStep, Replayer
+from agent_leaderboard.play.replay import ReplayedEpisode, Replayer
 from agent_leaderboard.records.manifest import EnvironmentRecord
 from agent_leaderboard.records.results import Cell, EpisodeResult, Run, episode_seed
 from agent_leaderboard.records.sealing import MARK
@@ -189,7 +189,7 @@ def read_episodes(
             "question": text and text.question,
             "answers": text and text.answers,
             "note": note,
-            "steps": [_step(result, i, text and text.steps[i]) for i in range(len(result.actions))],
+            "steps": [_step(result, i, text) for i in range(len(result.actions))],
             "attempts": [list(map(_recorded, attempt)) for attempt in result.attempts],
         }
     if replayer is not None:
@@ -203,19 +203,19 @@ def _compare(text: ReplayedEpisode, result: EpisodeResult) -> None:
             raise DataError(f"step {number} has reward {step.reward:g}, {recorded:g} was recorded.")
 
 
-def _step(result: EpisodeResult, i: int, text: ReplayedStep | None) -> dict[str, Any]:
-    call = None
-    if text is not None and "name" in text.parsed:
-        arguments = (text.parsed.get("arguments") or {}).items()
+def _step(result: EpisodeResult, i: int, text: ReplayedEpisode | None) -> dict[str, Any]:
+    call, parsed = None, text.steps[i].info["action"] if text else {}
+    if "name" in parsed:
+        arguments = (parsed.get("arguments") or {}).items()
         written = (f"{key}={json.dumps(v, ensure_ascii=False)}" for key, v in arguments)
-        call = f"{text.parsed['name']}({', '.join(written)})"
+        call = f"{parsed['name']}({', '.join(written)})"
     return {
-        "action": _recorded(result.actions[i]) if text is None else text.action,
+        "action": text.actions[i] if text else _recorded(result.actions[i]),
         "reward": result.rewards[i],
         "terms": {name: value for name, value in result.reward_terms[i].items() if value},
         "error": result.errors[i],
         "call": call,
-        "observation": text and text.observation,
+        "observation": text and text.steps[i].observation,
     }
 
 

@@ -31,16 +31,20 @@ from agent_trainers.trajectory import StopReason
 
 MODEL_SPEAKS: Final = frozenset(("base_tool_call", "react", "checkpoint", "reflexion", "best_of_n"))
 """Kinds whose actions are the model's own words, one call each."""
+ATTEMPTS: Final = {"reflexion": ("trials", 3), "best_of_n": ("samples", 5)}
+"""Setting with the number of attempts, and its default, by kind."""
 BYTES_PER_TOKEN: Final = 32
 """Upper bound of the average over any text without repeated characters."""
 RECOUNT_TOLERANCE: Final = 0.8
 """A recount may exceed the sampled tokens: text can be tokenised otherwise."""
 _RESERVED: Final = {
-    skeleton(word): (word, kind)
-    for word, kind in {
-        "oracle": "oracle", "random": "random", "rules": "heuristic", "heuristic": "heuristic",
-    }.items()
+    skeleton(word): kind
+    for word, kind in (
+        ("oracle", "oracle"), ("random", "random"), ("rules", "heuristic"),
+        ("heuristic", "heuristic"),
+    )
 }  # fmt: skip
+"""Kind of agent that each reserved word of a name belongs to."""
 _VERSION: Final = re.compile(r"[\w.+!-]{1,60}", re.ASCII)
 _REPEATED: Final = re.compile(rb"(.)\1+", re.DOTALL)
 _REPOSITORY: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
@@ -86,9 +90,8 @@ def _check_agent(agent: AgentRecord) -> Iterator[str]:
     if agent.slug != make_slug(agent.name):
         yield f"field 'name': {shown(agent.name)} has another slug"
     for word in skeleton(agent.name).split("-"):
-        reserved, kind = _RESERVED.get(word, (word, agent.kind))
-        if kind != agent.kind:
-            yield f"field 'name': {reserved!r} names another kind of agent than {agent.kind!r}"
+        if (kind := _RESERVED.get(word, agent.kind)) != agent.kind:
+            yield f"field 'name': names the kind {kind!r}, and is of another, {agent.kind!r}"
     if is_custom(agent.kind):
         return
     if agent.kind not in AGENTS:
@@ -151,29 +154,24 @@ def _check_calls(
 ) -> Iterator[str]:
     turns = sum(map(len, (result.actions, *result.attempts)))
     speaks = agent.kind in MODEL_SPEAKS
-    least = turns if speaks or agent.kind == "self_ask" else turns // 2  # others search by a plan
+    least = turns if speaks else turns // 2  # others search by a plan
     least -= result.stop_reason is StopReason.CONTEXT_OVERFLOW  # found before the call
     if result.calls < least:
         yield f"field 'calls': is {result.calls}; {turns} turns take at least {least}"
     for name in ("prompt_tokens", "completion_tokens"):
         if getattr(result, name) < result.calls:
             yield f"field {name!r}: is {getattr(result, name)} for {result.calls} calls"
-    trials = _num_attempts(agent)
-    if agent.kind == "best_of_n" and len(result.attempts) != trials - 1 and result.error is None:
-        yield f"field 'attempts': are {len(result.attempts)}; there must be {trials - 1}"
-    elif len(result.attempts) > trials - 1:
-        yield f"field 'attempts': are {len(result.attempts)}; there can be {trials - 1}"
+    name, default = ATTEMPTS.get(agent.kind, ("", 1))
+    trials = agent.settings.get(name, default)
+    is_short = (
+        agent.kind == "best_of_n" and result.error is None and len(result.attempts) < trials - 1
+    )
+    if is_short or len(result.attempts) > trials - 1:
+        yield f"field 'attempts': are {len(result.attempts)}; there are {trials} in all"
     if max_turns is not None and trials == 1 and speaks:
         most = max_turns * (1 + protocol.max_retries)
         if result.calls > most:
             yield f"field 'calls': is {result.calls}; there can be {most}"
-
-
-def _num_attempts(agent: AgentRecord) -> int:
-    defaults = {"reflexion": ("trials", 3), "best_of_n": ("samples", 5)}
-    name, default = defaults.get(agent.kind, ("", 1))
-    given: Any = agent.settings.get(name, default)
-    return given if isinstance(given, int) else default
 
 
 def check_tokens(
@@ -182,20 +180,15 @@ def check_tokens(
     """Yield token counts below those of the text: all that was `written`, `question` per call."""
     if is_custom(agent.kind) or acts_by_rules(agent.kind):
         return
-    count = token_counter(_tokenizer_of(agent))
+    # A trained model has the tokenizer of its base model.
+    base = agent.model if agent.train is None else agent.train.get("model", TINY_POLICY.name)
+    count = token_counter(str(base))
     least = {"prompt_tokens": math.floor(0.5 * result.calls * count(question))}
     if agent.kind in MODEL_SPEAKS:
         least["completion_tokens"] = math.floor(RECOUNT_TOLERANCE * count(written))
     for name, number in least.items():
         if getattr(result, name) < number:
             yield f"field {name!r}: is {getattr(result, name)}; the text alone takes {number}"
-
-
-def _tokenizer_of(agent: AgentRecord) -> str:
-    """Return the model whose tokenizer an agent has: of a trained one, that of its base model."""
-    if agent.train is None:
-        return agent.model or ""
-    return str(agent.train.get("model", TINY_POLICY.name))
 
 
 @cache

@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,17 +45,13 @@ def verify(
         if not run.is_dir() and unpack_to is None:
             unpack_to = Path(scratch) / "run"
         answer = Path(scratch) / "answer.json"
-        paths = {"run": run, "data": data, "reference": reference, "unpack_to": unpack_to}
-        request = {name: path and str(path.absolute()) for name, path in paths.items()}
-        request |= {"answer": str(answer)}
-        settings = {"jobs": jobs, "minutes": max_minutes}
-        failure = _run_child(json.dumps(request | settings), 60 * max_minutes)
+        paths = (answer, run, data, reference, unpack_to)
+        request = [*(path and str(path.absolute()) for path in paths), jobs, max_minutes]
+        failure = _run_child(json.dumps(request), 60 * max_minutes)
         try:
-            found: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
+            return Verification(**json.loads(answer.read_text(encoding="utf-8")))
         except (OSError, ValueError):
             return Verification(problems=[f"{run}: could not be verified: {failure}"])
-    scores = {name: tuple(numbers) for name, numbers in found.pop("scores").items()}
-    return Verification(**found, scores=scores)
 
 
 def _run_child(request: str, seconds: float) -> str:
@@ -88,23 +83,15 @@ def _run_child(request: str, seconds: float) -> str:
 
 
 def check(
-    run: Path,
-    data: Path | None = None,
-    *,
-    jobs: int = 1,
-    reference: Path | None = None,
-    unpack_to: Path | None = None,
+    run: Path, *arguments: Any, unpack_to: Path | None = None, **options: Any
 ) -> Verification:
-    """Unpack and verify in this process, without its limits."""
-    folder = run if unpack_to is None else unpack_to
+    """Unpack and verify in this process, without its limits; see `verify`."""
     try:
         if unpack_to is not None:
             unpack_bundle(run, unpack_to)
     except DataError as error:
         return Verification(problems=[str(error)])
-    found = check_run(folder, data, jobs=jobs, reference=reference, prepare_worker=forbid_network)
-    problems = [text.replace(f"{folder}{os.sep}", "")[:2_000] for text in found.problems]
-    return dataclasses.replace(found, problems=problems)
+    return check_run(unpack_to or run, *arguments, prepare_worker=forbid_network, **options)
 
 
 def _limit(minutes: float) -> None:
@@ -141,27 +128,19 @@ def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
         raise PermissionError("verification has no network")
 
 
-def _main(request: Mapping[str, Any]) -> None:
-    def path(name: str) -> Path | None:
-        return None if request[name] is None else Path(request[name])
-
+def _main(answer: str, *request: Any) -> None:
     if sys.platform != "win32":  # with everything it started
         end_with_parent(lambda: os.killpg(0, signal.SIGKILL))
-    _limit(request["minutes"])
+    *names, jobs, minutes = request
+    run, data, reference, unpack_to = (name and Path(name) for name in names)
+    _limit(minutes)
     forbid_network()
-    run = Path(request["run"])
     try:
-        found = check(
-            run,
-            path("data"),
-            jobs=request["jobs"],
-            reference=path("reference"),
-            unpack_to=path("unpack_to"),
-        )
+        found = check(run, data, jobs=jobs, reference=reference, unpack_to=unpack_to)
     except MemoryError:
         found = Verification(problems=[f"{run}: needs more memory than {MAX_MEMORY:,} bytes"])
-    Path(request["answer"]).write_text(json.dumps(dataclasses.asdict(found)), encoding="utf-8")
+    Path(answer).write_text(json.dumps(dataclasses.asdict(found)), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    _main(json.load(sys.stdin))
+    _main(*json.load(sys.stdin))

@@ -6,6 +6,10 @@ model run again, and tables are made again. The summary names what stays on trus
 wrote these actions, and what they cost.
 """
 
+import dataclasses
+import os
+import stat
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
@@ -15,35 +19,52 @@ from typing import Final
 from tqdm.auto import tqdm
 
 from agent_envs.errors import AgentEnvsError, DataError, MissingExtraError, SandboxUnavailableError
-from agent_leaderboard.agents.agent import acts_by_rules, is_custom
-from agent_leaderboard.play.environments import refused_arguments
-from agent_leaderboard.play.run import run_all
+from agent_leaderboard.agents.agent import PlayedEpisode, acts_by_rules, is_custom
+from agent_leaderboard.play.environments import (
+    missing_data,
+    recorded_environment,
+    refused_arguments,
+)
+from agent_leaderboard.play.episodes import FAULTS, Chunk, run_episodes
+from agent_leaderboard.play.replay import ReplayedEpisode, Replayer
+from agent_leaderboard.play.run import WORK, run_all
+from agent_leaderboard.play.tasks import complete_record
 from agent_leaderboard.records.manifest import (
     AgentRecord,
+    EnvironmentRecord,
     Manifest,
     Reference,
+    differences,
     published,
     read_versioned,
+    to_json,
 )
-from agent_leaderboard.records.reading import read_text
-from agent_leaderboard.records.results import Run, read_run
+from agent_leaderboard.records.reading import MAX_FILE_BYTES, read_text
+from agent_leaderboard.records.results import (
+    CHECKSUMS,
+    FILES,
+    MANIFEST,
+    EpisodeResult,
+    Run,
+    list_episodes,
+    make_checksums,
+    read_checksums,
+    read_run,
+    task_list_sha256,
+)
 from agent_leaderboard.report.board import MAX_UNSCORED, summarise
 from agent_leaderboard.report.tables import PAGES, REPORTS
 from agent_leaderboard.report.visible_text import visible
-from agent_leaderboard.verify.claims import check_names
-from agent_leaderboard.verify.replay_check import Replayed, ReplayJob, check_episodes
-from agent_leaderboard.verify.run_check import (
-    MissingDataError,
-    check_environment,
-    check_files,
-    check_folder,
-    check_results,
-)
+from agent_leaderboard.verify.claims import check_names, check_tokens, check_usage
+from agent_trainers.trajectory import StopReason
 
 EPISODES_PER_JOB: Final = 50
 MAX_PROBLEMS: Final = 1_000
 _MAX_SHOWN: Final = 30
 _MAX_CHARS: Final = 500
+
+Job = tuple[Chunk, Sequence[EpisodeResult]]
+"""Episodes of one agent in one environment to be replayed, and what is recorded of each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +79,6 @@ class Verification:
     """Environments that cannot be made here, and why."""
     own_measure: Mapping[str, str] = field(default_factory=dict)
     """Environments measured otherwise than in the reference, and how."""
-    scores: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
-    """By ``environment/agent``: successes by replay, recorded successes, episodes."""
     on_trust: Sequence[str] = ()
     """Claims that cannot be checked."""
 
@@ -73,11 +92,6 @@ class Verification:
         lines = [visible(text)[:_MAX_CHARS] for text in self.problems[:_MAX_SHOWN]]
         if (more := len(self.problems) - len(lines)) > 0:
             lines.append(f"... and {more} more")
-        lines += [
-            f"{name}: {right} of {count} episodes succeed by replay, {recorded} are recorded"
-            for name, (right, recorded, count) in self.scores.items()
-            if right != recorded
-        ]
         lines += [f"NOT replayed: {slug}: {why}" for slug, why in self.not_replayed.items()]
         lines += [f"Own measure: {slug}: {how}" for slug, how in self.own_measure.items()]
         lines += [f"On trust: {text}" for text in self.on_trust]
@@ -110,130 +124,270 @@ def check_run(
             return Verification(problems=problems)
         run = read_run(folder)
         expected = published() if reference is None else read_versioned(Reference, reference)
-        problems = [*check_files(folder, run), *check_names(run.manifest)]
+        problems = [*_check_files(folder, run), *check_names(run.manifest)]
     except DataError as error:
-        return Verification(problems=[str(error).replace(f"{folder}/", "")])
+        return Verification(problems=[str(error).replace(f"{folder}{os.sep}", "")[:2_000]])
     manifest = run.manifest
-    if not any(environment.num_tasks for environment, _ in manifest.cells):
-        problems.append("manifest.json: no agent has any task; there is nothing to verify")
-    other = _own_measure(manifest, expected)
+    measures = {one.slug: expected.differences(manifest.protocol, one)
+                for one in manifest.environments}  # fmt: skip
+    own_measure = {slug: "; ".join(how) for slug, how in measures.items() if how}
     if reference is not None:
-        problems += [f"manifest.json, environment {slug!r}: {how}" for slug, how in other.items()]
-        problems += [f"manifest.json, {text}" for text in expected.taken_names(manifest.agents)]
+        problems += [
+            f"{MANIFEST}, environment {slug!r}: {how}" for slug, how in own_measure.items()
+        ]
+        problems += [f"{MANIFEST}, {text}" for text in expected.taken_names(manifest.agents)]
+    if list(run.tasks) != list(measures):
+        return Verification(problems=[*problems, f"tasks.json: other environments than {MANIFEST}"])
+    problems += _check_results(run)
     not_replayed = _check_environments(run, data, problems)
-    if any(e.slug not in run.tasks for e in manifest.environments):
-        return Verification(problems=problems[:MAX_PROBLEMS])
-    problems += check_results(run)
-    work = list(_replay_jobs(run, not_replayed, data))
-    replayed = _replay(work, jobs, problems, prepare_worker)
+    work = list(_jobs(run, not_replayed, data))
+    problems += _replay(work, jobs, prepare_worker)
     if not problems:
         problems += _check_reports(folder, run)
     return Verification(
-        problems=problems[:MAX_PROBLEMS],
+        problems=[text[:2_000] for text in problems[:MAX_PROBLEMS]],
         num_episodes=sum(map(len, run.results.values())),
-        num_replayed=sum(len(job.episodes) for job in work),
+        num_replayed=sum(len(results) for _, results in work),
         not_replayed=not_replayed,
-        own_measure=other,
-        scores=_scores(work, replayed),
+        own_measure=own_measure,
         on_trust=[
             *(text for agent in manifest.agents for text in _on_trust(agent, run)),
-            *_holes(manifest, expected, other),
+            *_holes(manifest, expected, own_measure),
             *(f"{name}: pages are not verified; `agent-r1-bench report` renders them again"
               for name in PAGES if (folder / name).exists()),
         ],
     )  # fmt: skip
 
 
-def _own_measure(manifest: Manifest, reference: Reference) -> dict[str, str]:
-    found = {
-        environment.slug: "; ".join(reference.differences(manifest.protocol, environment))
-        for environment in manifest.environments
-    }
-    return {slug: how for slug, how in found.items() if how}
+# Form
+
+
+def check_folder(run: Path) -> Iterator[str]:
+    """Yield everything in a folder that is not a regular file of a run; opens nothing."""
+    known = {*FILES, *REPORTS, *PAGES}
+    try:
+        entries = sorted(os.scandir(run), key=lambda entry: entry.name)
+    except OSError as error:
+        yield f"{run}: cannot be read ({error.strerror})"
+        return
+    for entry in entries:
+        status = entry.stat(follow_symlinks=False)
+        if entry.name == WORK and stat.S_ISDIR(status.st_mode):
+            continue
+        if entry.name not in known:
+            yield f"{ascii(entry.name)[1:-1]}: is not part of a run"
+        elif not stat.S_ISREG(status.st_mode):
+            yield f"{entry.name}: is not a regular file"
+        elif status.st_size > MAX_FILE_BYTES:
+            yield f"{entry.name}: is too large"
+
+
+def _check_files(folder: Path, run: Run) -> Iterator[str]:
+    """Yield what is wrong with the form of the manifest, the checksums and the task lists."""
+    manifest = run.manifest
+    if read_text(folder / MANIFEST) != to_json(manifest):
+        yield f"{MANIFEST}: is not in the canonical form"
+    recorded, truth = read_checksums(folder), make_checksums(folder)
+    for name in sorted(truth.keys() | recorded.keys()):
+        if truth.get(name) != recorded.get(name):
+            yield f"{ascii(name)[1:-1]}: does not match its checksum in {CHECKSUMS}"
+    for environment in manifest.environments:
+        entries = run.tasks.get(environment.slug, ())
+        listed = len({entry.task for entry in entries}), task_list_sha256(entries)
+        if listed != (len(entries), environment.tasks_sha256):
+            yield f"tasks.json, {environment.slug!r}: is not the task list of {MANIFEST}"
+        if len(entries) != environment.num_tasks:
+            yield f"{MANIFEST}, environment {environment.slug!r}, field 'num_tasks': is wrong"
+    if not any(environment.num_tasks for environment, _ in manifest.cells):
+        yield f"{MANIFEST}: no agent has any task; there is nothing to verify"
+
+
+def _check_results(run: Run) -> Iterator[str]:
+    """Yield missing, repeated and unlisted episodes, and impossible costs."""
+    protocol = run.manifest.protocol
+    for environment, agent in run.manifest.cells:
+        cell = environment.slug, agent.slug
+        wanted = [(e.task, s) for e, s in list_episodes(run.tasks[environment.slug], protocol)]
+        found = [(result.task, result.sample) for result in run.results[cell]]
+        if found != wanted:
+            counts, listed = Counter(found), Counter(wanted)
+            name = f"results.parquet, {'/'.join(cell)}"
+            for task, sample in listed - counts:
+                yield f"{name}: task {task}, sample {sample} is missing"
+            for task, sample in counts - listed:
+                yield f"{name}: task {task}, sample {sample} is not listed, or is repeated"
+            if counts == listed:
+                yield f"{name}: episodes are not in the order of the task list"
+        for result in run.results[cell]:
+            for text in check_usage(result, agent, protocol, environment.max_turns):
+                yield f"{_place(result)}, {text}"
+
+
+def _place(result: EpisodeResult) -> str:
+    name = f"{result.environment}/{result.agent}"
+    return f"results.parquet, {name}, task {result.task}, sample {result.sample}"
+
+
+# Environments
 
 
 def _check_environments(run: Run, data: Path | None, problems: list[str]) -> dict[str, str]:
-    """Return why environments cannot be replayed; add what is wrong to `problems`."""
+    """Return why environments are not replayed; add what is wrong to `problems`."""
     not_replayed: dict[str, str] = {}
-    protocol = run.manifest.protocol
     for environment in tqdm(run.manifest.environments, desc="checking tasks", leave=False):
-        slug = environment.slug
-        place = f"manifest.json, environment {slug!r}"
-        if refused := list(refused_arguments(environment.id, environment.kwargs)):
-            problems += [f"{place}, {text}" for text in refused]
-            not_replayed[slug] = "see above"
-            continue
         try:
-            tasks = run.tasks.get(slug, ())
-            problems += check_environment(environment, protocol, tasks, data)
-        except (MissingExtraError, SandboxUnavailableError, MissingDataError) as error:
-            not_replayed[slug] = str(error)
+            missing = _missing(environment, data)
+            found = [] if missing else list(_check_environment(environment, run, data))
+        except (MissingExtraError, SandboxUnavailableError) as error:
+            missing, found = str(error), []
         except Exception as error:  # noqa: BLE001 - any environment
-            name = "" if isinstance(error, AgentEnvsError) else f"{type(error).__name__}: "
-            problems.append(f"{place}: cannot be made: {name}{error}")
-            not_replayed[slug] = "see above"
+            missing, found = "", [f"cannot be made: {_reason(error)}"]
+        if missing or found:
+            not_replayed[environment.slug] = missing or "see above"
+            problems += [f"environment {environment.slug!r}: {text}" for text in found]
     return not_replayed
+
+
+def _missing(environment: EnvironmentRecord, data: Path | None) -> str:
+    if list(refused_arguments(environment.id, environment.kwargs)):
+        return ""  # its names are not to be looked up
+    if name := missing_data(environment, data):
+        return f"its data are missing: {name}; pass --data with their folder"
+    return ""
+
+
+def _check_environment(
+    environment: EnvironmentRecord, run: Run, data: Path | None
+) -> Iterator[str]:
+    """Yield how manifest and task list differ from the environment itself."""
+    entries = run.tasks[environment.slug]
+    make_env = recorded_environment(environment, None, data)
+    seed = run.manifest.protocol.seed
+    truth, tasks = complete_record(environment, make_env, count=len(entries), seed=seed, data=data)
+    for text in differences(environment, truth):
+        yield f"{MANIFEST}, {text}"
+    for number, (entry, task) in enumerate(zip(entries, tasks, strict=False), start=1):
+        for text in differences(entry, task):
+            yield f"tasks.json, entry {number}, {text}"
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, AgentEnvsError) else f"{type(error).__name__}: {error}"
 
 
 # Replay
 
 
-def _replay_jobs(
-    run: Run, not_replayed: Mapping[str, str], data: Path | None
-) -> Iterator[ReplayJob]:
+def _jobs(run: Run, not_replayed: Mapping[str, str], data: Path | None) -> Iterator[Job]:
     for environment, agent in run.manifest.cells:
         if environment.slug in not_replayed:
             continue
+        make_env = recorded_environment(environment, agent.tool_format, data)
         entries = {entry.task: entry for entry in run.tasks[environment.slug]}
-        episodes = [
-            (result, entries[result.task])
-            for result in run.results[environment.slug, agent.slug]
-            if result.task in entries
-        ]
-        for start in range(0, len(episodes), EPISODES_PER_JOB):
-            yield ReplayJob(
-                environment=environment,
-                agent=agent,
-                protocol=run.manifest.protocol,
-                episodes=episodes[start : start + EPISODES_PER_JOB],
-                data=data,
-            )
+        every = [one for one in run.results[environment.slug, agent.slug] if one.task in entries]
+        for start in range(0, len(every), EPISODES_PER_JOB):
+            results = every[start : start + EPISODES_PER_JOB]
+            yield Chunk(
+                environment=environment, agent=agent, make_env=make_env, settings=agent.settings,
+                protocol=run.manifest.protocol, data=data,
+                episodes=[(entries[one.task], one.sample) for one in results],
+            ), results  # fmt: skip
 
 
 def _replay(
-    jobs: Sequence[ReplayJob],
-    processes: int,
-    problems: list[str],
-    prepare_worker: Callable[[], None] | None,
-) -> dict[int, Replayed]:
-    """Return the result of each job, by its number; add what is wrong to `problems`."""
-    found: dict[int, Replayed] = {}
-    total = sum(len(job.episodes) for job in jobs)
+    jobs: Sequence[Job], processes: int, prepare_worker: Callable[[], None] | None
+) -> list[str]:
+    """Replay all jobs; return what is wrong, in their order."""
+    found: dict[int, list[str]] = {}
+    total = sum(len(results) for _, results in jobs)
     with tqdm(total=total, desc="replaying", unit="episode") as bar:
         try:
-            for number, replayed in run_all(check_episodes, jobs, processes, prepare_worker):
-                found[number] = replayed
-                bar.update(len(jobs[number].episodes))
+            for number, problems in run_all(check_episodes, jobs, processes, prepare_worker):
+                found[number] = problems
+                bar.update(len(jobs[number][1]))
         except (BrokenProcessPool, MemoryError) as error:
-            missing = sorted({job.name for i, job in enumerate(jobs) if i not in found})
-            problems.append(
-                f"{missing[0]} and {len(missing) - 1} more: replay ended ({type(error).__name__}): "
-                "it needed too much memory or time"
+            found[len(jobs)] = [
+                f"replay ended ({type(error).__name__}): it needed too much memory or time"
+            ]
+    return [text for number in sorted(found) for text in found[number]]
+
+
+def check_episodes(job: Job) -> list[str]:
+    """Replay episodes; return what is wrong.
+
+    Those that differ are replayed once more on their own: a program may reach its time limit on a
+    busy machine, and a forgery stays one.
+    """
+    chunk, results = job
+    try:
+        if doubtful := list(_problems(chunk, results)):
+            episodes = [chunk.episodes[i] for i in doubtful]
+            again = _problems(
+                dataclasses.replace(chunk, episodes=episodes), [results[i] for i in doubtful]
             )
-    problems += [text for number in sorted(found) for text in found[number].problems]
-    return found
+            return [text for texts in again.values() for text in texts]
+    except Exception as error:  # noqa: BLE001 - any environment
+        return [f"{'/'.join(chunk.cell)}: replay failed: {_reason(error)}"]
+    return []
 
 
-def _scores(
-    jobs: Sequence[ReplayJob], replayed: Mapping[int, Replayed]
-) -> dict[str, tuple[int, int, int]]:
-    scores: dict[str, tuple[int, int, int]] = {}
-    for number, job in enumerate(jobs):
-        right, recorded, count = scores.get(job.name, (0, 0, 0))
-        recorded += sum(result.success and result.is_scored for result, _ in job.episodes)
-        right += replayed[number].num_successes if number in replayed else 0
-        scores[job.name] = right, recorded, count + len(job.episodes)
-    return scores
+def _problems(chunk: Chunk, results: Sequence[EpisodeResult]) -> dict[int, list[str]]:
+    """Return the problems of each episode that has any, by its index."""
+    # Anyone can run an agent without a model again.
+    reruns = run_episodes(chunk) if acts_by_rules(chunk.agent.kind) else None
+    replayer = Replayer(chunk.environment, chunk.agent, chunk.protocol, chunk.data)
+    problems: dict[int, list[str]] = {}
+    for index, (result, (entry, _)) in enumerate(zip(results, chunk.episodes, strict=True)):
+        try:
+            actions, *attempts = replayer.open(result, entry)
+            again = replayer.replay(result, actions)
+            texts = [*differences(entry, again.entry), *_compare(result, again)]
+            if reruns is not None:
+                texts += _check_rerun(result, actions, reruns[index][0])
+            written = "\n".join(action for attempt in (actions, *attempts) for action in attempt)
+            texts += check_tokens(result, chunk.agent, written, again.question)
+        except Exception as error:  # noqa: BLE001 - untrusted actions in any environment
+            texts = [f"field 'actions': replay failed: {error}"]
+        if texts:
+            problems[index] = [f"{_place(result)}, {text}" for text in texts]
+    replayer.close()
+    return problems
+
+
+def _check_rerun(
+    result: EpisodeResult, actions: Sequence[str], rerun: PlayedEpisode
+) -> Iterator[str]:
+    """Yield how an agent acts otherwise when it runs again; that includes false failures."""
+    if result.error is not None and rerun.trajectory.stop_reason not in FAULTS:
+        yield f"field 'error': is {result.error!r}, but the agent runs without a failure"
+    elif result.error is None and list(rerun.actions) != list(actions):
+        yield f"field 'actions': are not those of the agent {result.agent!r}"
+
+
+def _compare(result: EpisodeResult, again: ReplayedEpisode) -> Iterator[str]:
+    """Yield each field that differs from replay."""
+    rewards = [float(step.reward) for step in again.steps]
+    terms = [step.info["reward_terms"] for step in again.steps]
+    metrics = again.metrics
+    truth = dataclasses.replace(
+        result,
+        rewards=rewards,
+        reward_terms=[{name: float(value) for name, value in own.items()} for own in terms],
+        errors=[step.info["action"].get("error") for step in again.steps],
+        metrics=metrics,
+        return_=float(sum(rewards)),
+        success=metrics.get("success", 0.0) > 0.0,
+    )
+    yield from differences(result, truth)
+    if again.last.terminated:
+        allowed = {StopReason.ANSWERED}
+    elif again.last.truncated:
+        allowed = {StopReason.TURN_LIMIT, StopReason.TOKEN_LIMIT}
+    else:  # ended by the policy
+        allowed = {StopReason.TOKEN_LIMIT, StopReason.CONTEXT_OVERFLOW, *FAULTS}
+    if result.stop_reason not in allowed:
+        names = " or ".join(sorted(allowed))
+        yield f"field 'stop_reason': is '{result.stop_reason}', not {names}"
 
 
 def _check_reports(folder: Path, run: Run) -> Iterator[str]:
