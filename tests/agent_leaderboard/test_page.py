@@ -138,13 +138,6 @@ def test_an_episode_is_read_step_by_step_with_the_keyboard(open_page):
     assert page.evaluate("document.activeElement.dataset.open") == f"{PUBLIC}/some"
 
 
-def test_an_address_leads_to_an_episode(open_page):
-    page = open_page(anchor=f"#episode/{PUBLIC}/oracle/2")
-    assert page.locator("#viewer-title").inner_text() == "multi-hop · oracle"
-    assert page.locator("#viewer-list button").nth(2).get_attribute("aria-current") == "true"
-    assert open_page(anchor="#episode/no/such/1").locator("#viewer").is_hidden()
-
-
 def test_two_agents_are_compared_and_turning_them_turns_the_sign(open_page):
     page = open_page()
     page.locator("#pair-first").select_option("best")
@@ -161,19 +154,9 @@ def test_two_agents_are_compared_and_turning_them_turns_the_sign(open_page):
     assert cells[3:6] == ["0", "3", "5"]
 
 
-def test_scores_are_broken_down(open_page):
-    page = open_page()
-    assert "hops: 2" in first_column(page, "#kind-table")
-    expected = {"terms": "exact_match", "errors": "no_action", "stops": "answered",
-                "metrics": "success", "samples": "pass@1"}  # fmt: skip
-    for what, label in expected.items():
-        page.locator("#kind-what").select_option(what)
-        assert label in first_column(page, "#kind-table")
-
-
-@pytest.mark.parametrize(("width", "height"), [(400, 800), (800, 900), (1600, 1000)])
-def test_no_width_breaks_the_layout(open_page, width, height):
-    page = open_page(width=width, height=height)
+@pytest.mark.parametrize("width", [400, 1600])
+def test_no_width_breaks_the_layout(open_page, width):
+    page = open_page(width=width, height=800)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     page.locator(f'[data-open="{PUBLIC}/hostile"]').first.click()
     box = page.locator("#viewer").bounding_box()
