@@ -192,12 +192,9 @@ def test_an_error_on_a_sealed_task_is_recorded_without_its_message():
         assert _error(failed, Seal()) == text.splitlines()[-1]
 
 
-def test_public_text_is_not_sealed():
+def test_public_text_is_not_sealed_and_no_data_make_no_key():
     assert Seal().open(Seal().close([["as it is"]], ""), "") == [["as it is"]]
     assert Seal().digest("x") == hashlib.sha256(b"x").hexdigest()
-
-
-def test_without_data_files_there_is_no_key():
     with pytest.raises(DataError, match="there are no data files"):
         data_seal([])
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import jinja2
 import pandas as pd
 from rich import box
 from rich.console import Console
@@ -15,7 +16,6 @@ from agent_envs.core.lookup import lookup
 from agent_envs.data.files import write_text
 from agent_envs.errors import ConfigurationError
 from agent_envs.scoring.statistics import CONFIDENCE, Interval, p_value_text
-from agent_leaderboard.records.manifest import AgentRecord, EnvironmentRecord
 from agent_leaderboard.records.results import read_run
 from agent_leaderboard.report.board import (
     FAULT_RULE,
@@ -25,7 +25,7 @@ from agent_leaderboard.report.board import (
     shown_name,
     summarise,
 )
-from agent_leaderboard.report.visible_text import csv_cell, markdown_cell, markdown_table, visible
+from agent_leaderboard.report.visible_text import csv_cell, markdown_cell, visible
 
 PAGE: Final = "leaderboard.html"
 PAGE_WITH_TEXT: Final = "leaderboard_with_text.html"
@@ -69,57 +69,26 @@ def _rank(cell: Cell) -> str:
     return "" if cell["rank"] is None else f"{'=' * cell['is_tied']}{cell['rank']}"
 
 
-# Markdown
-
-
 def make_markdown(board: Board) -> str:
     """Return the leaderboard as Markdown, deterministically."""
-    manifest = board.run.manifest
-    protocol = manifest.protocol
-    environments = (
-        f"- `{record.slug}`: {record.id}, {_arguments(record)}{record.num_tasks} tasks"
-        f"{board.marks[record.slug]}. Contamination: {markdown_cell(record.contamination)}"
-        for record in manifest.environments
+    environment = jinja2.Environment(  # noqa: S701 - no HTML: cells are escaped for Markdown
+        trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
     )
-    parts = [
-        "# Leaderboard",
-        f"Success in %, with the exact {CONFIDENCE:.0%} interval over tasks and the rank; "
-        f"{protocol.samples_per_task} episode(s) per task, temperature {protocol.temperature:g}, "
-        f"seed {protocol.seed}. {RANK_RULE} An oracle knows the answers: it is an upper bound and "
-        f"has no rank. {FAULT_RULE}",
-        _matrix(board),
-        "## Costs",
-        "Means over episodes. Seconds depend on the machine: see `leaderboard.html`.",
-        _costs(board),
-        *_models(manifest.agents),
-        "## Environments",
-        "\n".join(environments),
-    ]
-    if manifest.left_out:
-        lines = (f"- {markdown_cell(o.id)}: {markdown_cell(o.reason)}" for o in manifest.left_out)
-        parts += ["Left out:", "\n".join(lines)]
-    return "\n\n".join(parts) + "\n"
+    environment.filters |= {
+        "cell": markdown_cell, "shown": shown_name, "score": _score, "json": json.dumps,
+        "percent": lambda interval: percent(interval) if interval else "",
+    }  # fmt: skip
+    template = Path(__file__).with_name("leaderboard.md.jinja").read_text(encoding="utf-8")
+    return environment.from_string(template).render(
+        board=board,
+        manifest=board.run.manifest,
+        rank_rule=RANK_RULE,
+        fault_rule=FAULT_RULE,
+        confidence=f"{CONFIDENCE:.0%}",
+    )
 
 
-def _arguments(record: EnvironmentRecord) -> str:
-    given = (f"{key}={json.dumps(value)}" for key, value in record.kwargs.items())
-    return "".join(f"{markdown_cell(text)}, " for text in given)
-
-
-def _matrix(board: Board) -> str:
-    rows = []
-    for environment in board.environments:
-        cells = [board.cells.get((environment, agent)) for agent in board.agents]
-        rows.append([f"`{environment}`{board.marks[environment]}", *map(_matrix_cell, cells)])
-    means = {"**mean**": board.overall, "mean of others like these": board.elsewhere}
-    for name, by_agent in means.items():
-        own = [by_agent[agent] for agent in board.agents]
-        rows.append([name, *(percent(one) if one else "" for one in own)])
-    names = [markdown_cell(shown_name(record)) for record in board.run.manifest.agents]
-    return markdown_table(["environment", *names], rows)
-
-
-def _matrix_cell(cell: Cell | None) -> str:
+def _score(cell: Cell | None) -> str:
     if cell is None:
         return "-"
     text = percent(cell["success"])
@@ -128,41 +97,6 @@ def _matrix_cell(cell: Cell | None) -> str:
     if cell["num_faults"]:
         text += f" ({cell['num_faults']} failures)"
     return f"**{text}**" if cell["is_leading"] else text
-
-
-def _costs(board: Board) -> str:
-    headings = ["environment", "agent", "return", "turns", "calls", "tokens read",
-                "tokens written", "money", "failures"]  # fmt: skip
-    rows = []
-    for (environment, slug), cell in board.cells.items():
-        agent = board.run.manifest.agent(slug)
-        currency = markdown_cell(agent.prices.currency) if agent.prices else ""
-        rows.append([
-            f"`{environment}`",
-            markdown_cell(shown_name(agent)),
-            f"{cell['return']:.3f}",
-            f"{cell['turns']:.1f}",
-            f"{cell['calls']:.1f}",
-            f"{cell['prompt_tokens']:,.0f}",
-            f"{cell['completion_tokens']:,.0f}",
-            "" if cell["money"] is None else f"{cell['money']:.6f} {currency}",
-            str(cell["num_faults"]),
-        ])  # fmt: skip
-    return markdown_table(headings, rows, names=2)
-
-
-def _models(agents: Sequence[AgentRecord]) -> list[str]:
-    """Return a table of the models and how they are made, if any."""
-    rows = []
-    for agent in agents:
-        if agent.model is not None:
-            options = " ".join(f"--{name} {value}" for name, value in (agent.train or {}).items())
-            origin = agent.made_by or (f"agent-r1-train {options}" if agent.train else "")
-            names = [markdown_cell(text) for text in (shown_name(agent), agent.model, origin)]
-            rows.append([names[0], agent.kind, *names[1:]])
-    if not rows:
-        return []
-    return ["## Models", markdown_table(["agent", "kind", "model", "made by"], rows, names=4)]
 
 
 # CSV
