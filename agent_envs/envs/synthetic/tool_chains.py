@@ -30,6 +30,7 @@ _COUNTRIES: Final = "arland borania cestia dalmor elvany".split()
 class Step(NamedTuple):
     """A call of the solution."""
 
+    tool: str
     arguments: Mapping[str, Any]
     result: str
 
@@ -105,7 +106,7 @@ class SyntheticToolEnv(ToolEnv):
 
     def reference_actions(self) -> list[str]:
         steps = self.task.data["steps"]
-        calls = [self.write_call(self._call.__name__, **step.arguments) for step in steps]
+        calls = [self.write_call(step.tool, **step.arguments) for step in steps]
         return [*calls, self.write_answer(self.task.answers[0])]
 
 
@@ -146,7 +147,7 @@ class SyntheticArithmeticEnv(SyntheticToolEnv):
             other = int(rng.integers(2, 10 if operation == "*" else 100))
             arguments = {"a": value, "operation": operation, "b": other}
             value = _OPERATIONS[operation](value, other)
-            steps.append(Step(arguments, str(value)))
+            steps.append(Step("calculate", arguments, str(value)))
             text = f"{f'({text})' if number else text} {operation} {other}"
         return f"What is {text}?", steps, None
 
@@ -193,6 +194,6 @@ class SyntheticTableEnv(SyntheticToolEnv):
         text, steps = f"the {key}", []
         for table in list(tables)[: self._steps]:
             arguments, key = {"table": table, "key": key}, tables[table][key]
-            steps.append(Step(arguments, key))
+            steps.append(Step("look_up", arguments, key))
             text = f"the {table} of {text}"
         return f"What is {text}?", steps, tables
