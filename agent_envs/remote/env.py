@@ -47,11 +47,6 @@ class RemoteEnv(ToolEnv):
             connect_timeout: Seconds to wait for a server that answers, before an episode fails.
             timeout: Seconds to wait for an answer, and for a free session.
             render_mode: See `ToolEnv`.
-
-        Raises:
-            ServerError: If no server answers.
-            ConfigurationError: If a URL is malformed, a server requires another token, or the
-                servers differ.
         """
         require_extra("serve", "AgentR1/Remote-v0", "websockets")
         self._client = Client(url, connect_timeout=connect_timeout, timeout=timeout)

@@ -151,9 +151,6 @@ class EnvironmentServer:
             idle_seconds: Time without a message after which a session ends.
             token: Token that clients have to send; None for none.
             with_reference: Whether clients may request the actions that solve a task.
-
-        Raises:
-            ConfigurationError: If the environment cannot be served.
         """
         self._make_env, self._max_sessions = make_env, max_sessions
         self._idle_seconds, self._token = idle_seconds, token

@@ -142,10 +142,6 @@ class Session:
         Args:
             reward: A number, or one per reward term; a plain number is the term ``process``.
             reply_id: The ``id`` of another reply to reward.
-
-        Raises:
-            ValueError: If there is no such turn, or a reward is not a finite number.
-            SessionClosedError: If the session is closed.
         """
         with self._lock:
             if self._trajectory is not None:
@@ -170,10 +166,6 @@ class Session:
                 because of a limit, a timeout or the policy.
             error: The error of a failed episode.
             default_reason: The stop reason if the newest call succeeded.
-
-        Raises:
-            ValueError: If a reward is not a finite number, or the stop reason is unknown; the
-                session stays open.
         """
         with self._lock:
             if self._trajectory is None:

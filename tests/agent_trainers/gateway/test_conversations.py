@@ -61,7 +61,6 @@ SAME = {
     "as it came": changed(),
     "no content": changed(content=None),
     "empty content": changed(content=""),
-    "blank content": changed(content="\n"),
     "parts": changed(content=[{"type": "text", "text": ""}]),
     "formatted arguments": other_arguments(lambda a: json.dumps(a, indent=2, sort_keys=True)),
     "members of others": changed(

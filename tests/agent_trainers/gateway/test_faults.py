@@ -17,7 +17,6 @@ import pytest
 from agent_trainers import Gateway
 from agent_trainers.gateway import SessionLimits
 from agent_trainers.gateway.session import SessionClosedError
-from agent_trainers.policies.local import transformers_policy
 from agent_trainers.policies.policy import ScriptedPolicy, WaveStream
 from agent_trainers.trajectory import StopReason
 from tests.agent_trainers.gateway.programs import client_of
@@ -196,17 +195,6 @@ def test_a_failing_policy_fails_its_calls_only(scripted, caplog):
     assert recovered.close(1.0).is_scorable
 
 
-def test_a_policy_that_cannot_open_a_stream_fails_its_calls(caplog):
-    class Broken(ScriptedPolicy):
-        def open_stream(self):
-            raise RuntimeError("no model")
-
-    with Gateway(Broken(str)) as gateway:
-        session = gateway.open(task_id="0")
-        with pytest.raises(openai.InternalServerError, match="no model"):
-            ask(session)
-
-
 def test_a_closed_gateway_refuses_running_and_new_calls():
     class Silent(WaveStream):
         def advance(self):
@@ -235,22 +223,6 @@ def test_a_closed_gateway_refuses_running_and_new_calls():
     with pytest.raises(SessionClosedError):
         gateway.open(task_id="0")
     assert session.close(1.0).stop_reason is StopReason.POLICY_ERROR
-
-
-def test_the_policy_generates_in_the_thread_of_generate():
-    worked_in = []
-
-    def act(request):
-        worked_in.append(threading.current_thread())
-        return "x"
-
-    with Gateway(ScriptedPolicy(act), in_thread=False) as gateway:
-        session = gateway.open(task_id="0")
-        thread = threading.Thread(target=ask, args=[session])
-        thread.start()
-        gateway.generate(thread.is_alive)
-        assert worked_in == [threading.current_thread()]
-        assert session.close(1.0).is_scorable
 
 
 def test_a_call_that_generate_left_unfinished_is_answered_by_the_next_one(policy):
@@ -294,12 +266,3 @@ def test_collective_generation_continues_while_any_process_has_episodes():
         # this process has nothing to do; the others take two rounds
         gateway.generate(lambda: False, lambda is_active: is_active or next(others))
     assert rounds == [0, 0]
-
-
-def test_more_sessions_than_slots_all_continue(model, tokenizer):
-    policy = transformers_policy(model.eval(), tokenizer, max_new_tokens=24, max_batch_size=2)
-    with Gateway(policy) as gateway:
-        sessions = [gateway.open(task_id=str(i), seed=i) for i in range(4)]
-        for _ in range(2):
-            for session in sessions:
-                assert ask(session, timeout=30)

@@ -106,17 +106,6 @@ def test_a_turn_ends_at_a_stop_which_the_program_does_not_see(scripted):
     assert second.messages[1]["content"] == "Action: look\n"
 
 
-def test_a_stop_ends_sampling_early(gateway):
-    whole, cut = (gateway.open(task_id="0", seed=3) for _ in range(2))
-    text = ask(whole).choices[0].message.content
-    word = text.split()[2]
-    assert ask(cut, stop=word).choices[0].message.content == text[: text.index(word)]
-    (one,), (other,) = whole.close().transitions, cut.close().transitions
-    length = len(other.completion_ids)
-    assert other.completion_ids == one.completion_ids[:length]
-    assert length < len(one.completion_ids)
-
-
 def test_a_seed_repeats_in_its_session_only(gateway):
     one, other = (gateway.open(task_id="0", seed=seed) for seed in (1, np.int64(2)))
     texts = [ask(s, seed=2**64).choices[0].message.content for s in (one, one, other)]
@@ -133,7 +122,7 @@ def test_a_seed_repeats_in_its_session_only(gateway):
     ],
     ids=["no object", "anything", "without end"],
 )  # fmt: skip
-@pytest.mark.parametrize("tool_format", ["hermes", "tags", "json", "react"])
+@pytest.mark.parametrize("tool_format", ["hermes", "tags"])
 def test_malformed_schemas_are_described_or_refused(scripted, parameters, tool_format):
     session = scripted(reply_with("<add>1"), tool_format=tool_format).open(task_id="0")
     tool = {"type": "function", "function": {"name": "add", "parameters": parameters}}
@@ -169,19 +158,13 @@ def test_a_call_is_a_call_and_a_mistake_is_plain_content(scripted, text, content
     assert session.close().transitions[0].action == text
 
 
-@pytest.mark.parametrize(
-    ("text", "options"),
-    [
-        (CALL, {}),
-        (CALL, {"tools": [TOOL], "tool_choice": "none"}),
-        (CALL + CALL, {"tools": [TOOL], "parallel_tool_calls": False}),
-    ],
-    ids=["no tools", "none allowed", "one allowed"],
-)
-def test_unwanted_calls_are_plain_content(scripted, text, options):
-    session = scripted(reply_with(text)).open(task_id="0")
-    message = ask(session, **options).choices[0].message
-    assert (message.content, message.tool_calls) == (text, None)
+def test_unwanted_calls_are_plain_content(scripted):
+    session = scripted(reply_with(CALL + CALL)).open(task_id="0")
+    for options in ({}, {"tool_choice": "none"}, {"parallel_tool_calls": False}):
+        message = (
+            ask(session, **({"tools": [TOOL]} | options if options else {})).choices[0].message
+        )
+        assert (message.content, message.tool_calls) == (CALL + CALL, None)
 
 
 def test_a_template_without_tools_gets_them_in_the_system_prompt(scripted):
