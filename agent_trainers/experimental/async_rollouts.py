@@ -55,20 +55,10 @@ class EnvironmentRolloutWorker:
         advantage_estimator: str = "grpo_step",
         seed: int = 0,
     ) -> None:
-        """Create the worker; `start` starts its threads.
+        """Create the worker of `tasks`, repeated in this order; `start` starts its threads.
 
-        Args:
-            make_env: Makes one environment.
-            policy: A `VLLMServerPolicy` on the server that receives the trainer's weights.
-            tasks: Indices of tasks, repeated in this order.
-            num_generations: Episodes per group.
-            num_groups_at_once: Concurrent groups.
-            advantage_estimator: One of `GROUP_ESTIMATORS`.
-            seed: Seed of environments and sampling.
-
-        Raises:
-            UnknownNameError: If the estimator is not one of `GROUP_ESTIMATORS`.
-            ConfigurationError: If the group has fewer than 2 episodes, or there are no tasks.
+        `policy` is a `VLLMServerPolicy` on the server that receives the trainer's weights, and
+        `advantage_estimator` one of `GROUP_ESTIMATORS`.
         """
         lookup(dict.fromkeys(GROUP_ESTIMATORS), advantage_estimator, kind="group estimator")
         if num_generations < 2 or not tasks:
@@ -110,11 +100,7 @@ class EnvironmentRolloutWorker:
         self._model_version = model_version
 
     def check_health(self, stale_after_s: float) -> None:
-        """Check that threads are alive and that an episode ended within `stale_after_s` seconds.
-
-        Raises:
-            RuntimeError: Otherwise.
-        """
+        """Raise RuntimeError if a thread failed, or none ended an episode in `stale_after_s`."""
         if self._error is not None:
             raise RuntimeError(f"A rollout thread failed:\n{self._error}")
         idle = time.time() - self._last_progress
@@ -176,14 +162,10 @@ class EnvironmentRolloutWorker:
 def step_samples(
     trajectory: Trajectory, advantages: Array, *, group: int, model_version: int
 ) -> "list[RolloutSample]":
-    """Return one sample per step of an episode; none if it is not scorable.
+    """Return one sample per step of an episode, with its advantage; none if it is not scorable.
 
-    Args:
-        trajectory: The episode.
-        advantages: Advantage of each step, shape (S,).
-        group: Number of the group.
-        model_version: Version of the weights at the start of the group. Steps sampled after an
-            update are corrected by their recorded log-probabilities.
+    Steps sampled after an update of `model_version`, the version of the weights at the start of the
+    group, are corrected by their recorded log-probabilities.
     """
     from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 

@@ -1,21 +1,20 @@
 """Find the step that lost each failed episode of a file.
 
 ``python -m agent_trainers.experimental.diagnose trajectories.jsonl`` tries the environment's
-reference actions from the states of each episode, and writes a table, figures (JSON) and a page.
+reference actions from the states of each episode, and writes a table and a page.
 """
 
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from rich.console import Console
 from rich.table import Column, Table
 from transformers.hf_argparser import HfArg
 
 from agent_envs.core.command_line import json_object
-from agent_envs.data.files import write_json
 from agent_envs.errors import ConfigurationError, DataError
 from agent_trainers.cli.arguments import check_range, notifier, parse, run_command
 from agent_trainers.cli.environments import (
@@ -69,7 +68,6 @@ def run(arguments: Sequence[str]) -> None:
     numbers = [number for number, _ in rows]
     found = diagnose_by_oracle(_find_environment(options, failed), failed)
     stem = path.with_name(path.name.removesuffix(".gz").removesuffix(".jsonl") + ".diagnosis")
-    write_json(f"{stem}.json", as_json(options, numbers, found))
     samples = [
         TrajectorySample(
             label=f"row {number}", trajectory=each.trajectory, optimiser_step=0, diagnosis=each
@@ -79,31 +77,13 @@ def run(arguments: Sequence[str]) -> None:
     title = f"Which step lost it? {options.env}"
     write_trajectory_page(f"{stem}.html", samples, tokenizer=None, title=title)
     _print_table(numbers, found)
-    sys.stdout.write(f"Figures: {stem}.json\nPage of all steps: {stem}.html\n")
+    sys.stdout.write(f"Page of all steps: {stem}.html\n")
 
 
 def name_file(arguments: Sequence[str]) -> list[str]:
     """Turn a leading file name into the option ``--trajectories``."""
     is_file = arguments and not arguments[0].startswith("-")
     return ["--trajectories", *arguments] if is_file else list(arguments)
-
-
-def as_json(
-    options: DiagnoseArguments, numbers: Sequence[int], found: Sequence[Diagnosis]
-) -> dict[str, Any]:
-    """Return all figures; `numbers` are the rows of the episodes in the file."""
-    episodes = [
-        {
-            "row": number,
-            "task_id": each.trajectory.task_id,
-            "return": each.trajectory.return_,
-            "lost_step": None if each.lost_step is None else each.lost_step + 1,
-            "solution": each.solution,
-            "note": each.note,
-        }
-        for number, each in zip(numbers, found, strict=True)
-    ]
-    return {"trajectories": options.trajectories, "env": options.env, "episodes": episodes}
 
 
 def _read_failed(path: Path) -> list[tuple[int, Trajectory]]:

@@ -2,15 +2,12 @@
 
 import dataclasses
 import json
-import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from rich import box
-from rich.console import Console
-from rich.table import Column, Table
 from transformers.hf_argparser import HfArg
 
 from agent_envs.core.lookup import lookup
@@ -30,7 +27,7 @@ from agent_trainers.cli.policies import (
 )
 from agent_trainers.experimental.search.search import STRATEGIES, SearchRollout
 from agent_trainers.experimental.values.process_value import RESULTS_FILE, ProcessValue
-from agent_trainers.rollout.evaluation import Evaluation, evaluate
+from agent_trainers.rollout.evaluation import evaluate
 
 PROGRAM: Final = "python -m agent_trainers.experimental.search"
 ALL: Final = "all"
@@ -66,7 +63,7 @@ class SearchArguments(PolicyArguments):
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Compare strategies on the same tasks and print a table."""
+    """Compare strategies on the same tasks and print their figures."""
     options = parse(
         arguments,
         SearchArguments,
@@ -85,12 +82,11 @@ def run(arguments: Sequence[str]) -> None:
     longest = turn_limit_of(environment.make_env()) or _LONGEST_EPISODE
     budget = options.budget_steps or _BUDGET_EPISODES * longest
     tasks = first_tasks(environment.facts.num_tasks, options.num_tasks)
-    measured: dict[str, Evaluation] = {}
+    searches: dict[str, dict[str, Any]] = {}
     for name in names:
         strategy = STRATEGIES[name]
         sampling = dataclasses.replace(options, greedy=options.greedy or strategy.is_greedy)
         with open_policy(sampling, environment) as policy:
-            notify(f"{name}: {budget} steps per episode")
             rollout = SearchRollout(
                 environment.make_env,
                 policy,
@@ -99,15 +95,28 @@ def run(arguments: Sequence[str]) -> None:
                 longest=longest,
                 value=value if strategy.uses_value else None,
             )
-            measured[name] = evaluate(
+            found = evaluate(
                 rollout, tasks, samples_per_task=options.samples_per_task, seed=options.seed
             )
+        check_episodes(found.trajectories)
+        low, high = wilson_interval(found.success_of_all, len(found.trajectories))
+        usage = {k: v / len(found.trajectories) for k, v in dataclasses.asdict(found.usage).items()}
+        searches[name] = {
+            "needs": strategy.needs,
+            "success_of_all": found.success_of_all,
+            "num_episodes": len(found.trajectories),
+            "num_failed": found.num_failed,
+            "usage_per_episode": usage,
+            "metrics": found.metrics,
+        }
+        tokens = usage["prompt_tokens"] + usage["completion_tokens"]
+        sys.stdout.write(
+            f"{name:15} success {found.success_of_all:.3f} [{low:.2f}, {high:.2f}]; per episode "
+            f"{found.metrics['search_steps']:.1f} steps, {tokens:,.0f} tokens\n"
+        )
     if options.output:
         settings = dataclasses.asdict(options) | {"env_kwargs": environment.env_kwargs}
-        searches = {name: _figures(name, found) for name, found in measured.items()}
         write_json(options.output, {"settings": settings, "searches": searches})
-    _print_table(measured, options.env)
-    check_episodes([t for evaluation in measured.values() for t in evaluation.trajectories])
 
 
 def value_warnings(folder: str, env: str) -> list[str]:
@@ -144,38 +153,6 @@ def _check(options: SearchArguments) -> list[str]:
     if options.output is not None:
         check_output("--output", options.output)
     return names
-
-
-def _figures(name: str, evaluation: Evaluation) -> dict[str, object]:
-    return {
-        "needs": STRATEGIES[name].needs,
-        "success_of_all": evaluation.success_of_all,
-        "num_episodes": len(evaluation.trajectories),
-        "num_failed": evaluation.num_failed,
-        "usage": dataclasses.asdict(evaluation.usage),
-        "metrics": evaluation.metrics,
-    }
-
-
-def _print_table(measured: dict[str, Evaluation], title: str) -> None:
-    columns = [Column(name, justify="right", no_wrap=True) for name in
-               ("success", "95 %", "return", "steps", "turns", "tokens")]  # fmt: skip
-    table = Table(Column("strategy", no_wrap=True), "needs", *columns, title=title, box=box.SIMPLE)
-    for name, evaluation in measured.items():
-        count, metrics, usage = len(evaluation.trajectories), evaluation.metrics, evaluation.usage
-        low, high = wilson_interval(evaluation.success_of_all, count)
-        table.add_row(
-            name,
-            STRATEGIES[name].needs,
-            f"{evaluation.success_of_all:.3f}",
-            f"{low:.2f}-{high:.2f}",
-            f"{metrics.get('return', math.nan):.3f}",
-            f"{metrics.get('search_steps', math.nan):.1f}",
-            f"{usage.calls / count:.1f}",
-            f"{(usage.prompt_tokens + usage.completion_tokens) / count:,.0f}",
-        )
-    table.caption = "Means per episode over all attempts: environment steps, model turns, tokens."
-    Console().print(table)
 
 
 if __name__ == "__main__":

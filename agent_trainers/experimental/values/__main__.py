@@ -69,7 +69,7 @@ class ValueArguments(PolicyArguments):
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Collect, train, calibrate and measure."""
+    """Collect, train and measure."""
     options = parse(
         arguments,
         ValueArguments,
@@ -87,7 +87,7 @@ def run(arguments: Sequence[str]) -> None:
 def _check(options: ValueArguments) -> None:
     check_range(options, "at least 1", lambda value: value >= 1, "samples_per_task", "epochs",
                 "states_per_episode", "branches", "tasks_at_once")  # fmt: skip
-    check_range(options, "at least 3 (training, calibration and test)",
+    check_range(options, "at least 3 (training, choice and test)",
                 lambda value: value >= 3, "num_tasks")  # fmt: skip
     check_range(options, "in [0, 1]", lambda value: 0 <= value <= 1, "gamma")
     check_range(options, "positive", lambda value: value > 0, "learning_rate")
@@ -147,7 +147,6 @@ def _train(
     learning_rate = options.learning_rate or (1e-3 if is_tiny else 1e-5)
     epochs = training.fit(critic, sets, epochs=options.epochs, learning_rate=learning_rate, rng=rng)
     losses = list(tqdm(epochs, total=options.epochs, desc="training", unit="epoch"))
-    line = training.calibrate(critic, sets.calibration)
     measured = training.measure(critic, sets.test)
     critic.body.config.save_pretrained(folder)
     environment.tokenizer.save_pretrained(folder)
@@ -160,7 +159,6 @@ def _train(
         "gamma": options.gamma,
         "num_episodes": len(episodes),
         "losses": losses,
-        "calibration": line,
         "reliability": {kind: found._asdict() for kind, found in measured.items()},
     }
     write_json(folder / RESULTS_FILE, results)

@@ -2,7 +2,7 @@
 
 The label of a state is the mean outcome of all continuations from it, fitted by least squares (a
 proper scoring rule), so a value is an expectation on the scale of PPO's critic. Tasks are split
-into three sets: training, choice of the epoch and calibration, and test.
+into three sets: training, choice of the epoch, and test.
 """
 
 from collections.abc import Iterator, Sequence
@@ -43,7 +43,7 @@ class ExampleSets(NamedTuple):
     """Rows of disjoint sets of tasks."""
 
     train: list[Row]
-    calibration: list[Row]
+    choice: list[Row]
     test: list[Row]
 
 
@@ -84,8 +84,8 @@ def make_sets(
     held_out = max(1, round(_HELD_OUT * len(order)))
     if len(order) <= 2 * held_out:
         raise DataError(
-            f"{len(order)} tasks with scorable episodes are too few for training, calibration and "
-            "test sets. Collect more tasks."
+            f"{len(order)} tasks with scorable episodes are too few for training, choice and test "
+            "sets. Collect more tasks."
         )
     splits = order[: -2 * held_out], order[-2 * held_out : -held_out], order[-held_out:]
     return ExampleSets(
@@ -101,9 +101,9 @@ def fit(
     learning_rate: float,
     rng: np.random.Generator,
 ) -> Iterator[tuple[float, float]]:
-    """Train a critic and restore the weights of its best epoch on the calibration set.
+    """Train a critic and restore the weights of its best epoch on the set of choice.
 
-    Yields the mean squared errors of each epoch on the training and calibration sets.
+    Yields the mean squared errors of each epoch on both sets.
     """
     critic.eval()  # without dropout
     optimizer = torch.optim.AdamW(critic.parameters(), lr=learning_rate, weight_decay=0.0)
@@ -125,20 +125,11 @@ def fit(
             schedule.step()
         total, count = np.sum(errors, axis=0)
         with torch.no_grad():
-            error, weight = _squared_error(critic, sets.calibration)
+            error, weight = _squared_error(critic, sets.choice)
         if error / weight < best:
             best, best_state = error / weight, _copy(critic)
         yield float(total / count), error / weight
     critic.load_state_dict(best_state)
-
-
-def calibrate(critic: CriticModel, rows: Sequence[Row]) -> tuple[float, float]:
-    """Fit a line to the outcomes and merge it into the value head; return slope and intercept."""
-    slope, intercept = fit_line(*_predict(critic, rows))
-    with torch.no_grad():
-        critic.head.linear.weight.mul_(slope)
-        critic.head.linear.bias.mul_(slope).add_(intercept)
-    return slope, intercept
 
 
 def measure(critic: CriticModel, rows: Sequence[Row]) -> dict[str, Reliability]:
@@ -172,19 +163,6 @@ def reliability(
         mean_squared_error_of_mean=float(variance_y),
         correlation=float(covariance / (variance_p * variance_y) ** 0.5) if varies else np.nan,
     )
-
-
-def fit_line(
-    predicted: Sequence[float], observed: Sequence[float], weights: Sequence[float]
-) -> tuple[float, float]:
-    """Fit outcomes to predictions by weighted least squares; return slope and intercept.
-
-    A slope that is not positive is replaced by 1. Arguments as in `reliability`.
-    """
-    (variance, covariance), _ = np.cov(predicted, observed, aweights=weights, ddof=0)
-    slope = covariance / variance if variance > 1e-12 and covariance > 0 else 1.0
-    mean_p, mean_y = (np.average(x, weights=weights) for x in (predicted, observed))
-    return float(slope), float(mean_y - slope * mean_p)
 
 
 def _rows(trajectories: Sequence[Trajectory], target: str, gamma: float) -> list[Row]:

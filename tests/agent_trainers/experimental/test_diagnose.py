@@ -1,5 +1,4 @@
 import functools
-import json
 import sys
 from dataclasses import replace
 
@@ -188,9 +187,6 @@ def lost(tmp_path, monkeypatch):
 def test_failed_episodes_are_named_in_table_figures_and_page(lost, capsys):
     diagnose(["lost.jsonl", *ENV])
     assert "2 of 6" in capsys.readouterr().out
-    figures = json.loads((lost / "lost.diagnosis.json").read_text())["episodes"]
-    assert [(e["row"], e["lost_step"]) for e in figures] == [(2, 2), (3, 4)]
-    assert figures[0]["solution"] == ["on", "on"]
     page = (lost / "lost.diagnosis.html").read_text()
     for link, target in (('href="#s0-2"', 'id="s0-2"'), ('href="#s1-4"', 'id="s1-4"')):
         assert link in page
@@ -199,7 +195,7 @@ def test_failed_episodes_are_named_in_table_figures_and_page(lost, capsys):
     assert "What wins from here: 2 steps" in page
     assert "<script" not in page
     diagnose(["lost.jsonl", *ENV, "--num_episodes", "1"])
-    assert len(json.loads((lost / "lost.diagnosis.json").read_text())["episodes"]) == 1
+    assert (lost / "lost.diagnosis.html").read_text().count("this step lost it") == 1
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,8 @@ from agent_trainers.experimental.values.process_value import ProcessValue
 from agent_trainers.experimental.values.training import (
     Example,
     ExampleSets,
-    calibrate,
     fit,
-    fit_line,
     make_sets,
-    measure,
     outcome,
     reliability,
 )
@@ -153,15 +150,6 @@ def test_the_weights_of_the_best_epoch_are_kept(critic):
     assert kept == pytest.approx(min(losses), rel=1e-4)
 
 
-def test_calibrated_values_are_right_on_average(critic):
-    examples = rows({20: 3.0, 21: 5.0, 22: 4.0, 23: 1.0})
-    calibrate(critic, examples)
-    line = calibrate(critic, examples)  # a second time there is nothing to set right
-    assert line == pytest.approx((1.0, 0.0), abs=1e-3)
-    measured = measure(critic, examples)
-    assert set(measured) == {"states", "actions"}
-
-
 def test_the_calibration_error_is_the_distance_of_bins_from_what_came_true():
     # ten bins of equal weight: what is given 0.2 comes true in 0.5 of the cases, 0.8 in 0.9
     found = reliability([0.2] * 5 + [0.8] * 5, [0.5] * 5 + [0.9] * 5, [3.0] * 10)
@@ -180,18 +168,6 @@ def test_the_calibration_error_is_the_distance_of_bins_from_what_came_true():
     assert found.mean_squared_error == pytest.approx(1 / 6, abs=0.01)  # E[p * (1 - p)]
 
 
-@pytest.mark.parametrize(
-    ("observed", "line"),
-    [
-        ([1.0, 3.0, 5.0], (2.0, 1.0)),
-        ([4.0, 4.0, 4.0], (1.0, 3.0)),  # nothing to learn a slope from: the mean alone
-        ([5.0, 3.0, 1.0], (1.0, 2.0)),  # it would turn the order round
-    ],
-)
-def test_a_line_sets_slope_and_mean_right(observed, line):
-    assert fit_line([0.0, 1.0, 2.0], observed, [1.0] * 3) == pytest.approx(line)
-
-
 def test_a_saved_value_is_the_same_when_it_is_loaded(folder, critic, tokenizer, tiny_policy):
     sequences = [[5, 6], [5, 6, 7]]
     expected = ProcessValue(critic, ChatRenderer(tokenizer)).values(sequences)
@@ -199,13 +175,6 @@ def test_a_saved_value_is_the_same_when_it_is_loaded(folder, critic, tokenizer, 
     assert expected[0] != expected[1]
     with pytest.raises(ConfigurationError, match=r"experimental\.values"):
         ProcessValue.load(tiny_policy)
-
-
-def test_a_critic_of_another_model_is_refused(folder):
-    config = (folder / "config.json").read_text().replace('"hidden_size": 64', '"hidden_size": 32')
-    (folder / "config.json").write_text(config)
-    with pytest.raises(ConfigurationError, match="could not be loaded"):
-        CriticModel(str(folder))
 
 
 @pytest.fixture
