@@ -1,13 +1,9 @@
-"""Rewards as sums of named terms.
+"""Rewards as sums of named terms: functions of the environment and the step, times their weights.
 
-A term is a function of the environment and the step; its weight makes a contribution of its value.
-Only terms with a weight other than 0 are computed. The contributions are in
-``info["reward_terms"]`` and sum to the reward exactly.
-
-The default weights here never reward a detour: all solutions have the same return, less the cost of
-mistakes, and failures a lower one. So a process term is either `Progress`, which every solution
-completes, or a cost that is bounded over an episode. Each environment declares the `Earnings` of
-its terms.
+The contributions are in ``info["reward_terms"]`` and sum to the reward exactly. The default weights
+never reward a detour: all solutions have the same return, less the cost of mistakes, and failures a
+lower one. So a process term is either `Progress`, which every solution completes, or a cost that is
+bounded over an episode. Each environment declares the `Earnings` of its terms.
 """
 
 import functools

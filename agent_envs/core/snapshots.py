@@ -168,14 +168,6 @@ class RestorableEnv(gym.Env[str, str]):
 
     def __reduce_ex__(self, _: Any) -> tuple[Any, ...]:
         """Pickle the constructor's arguments and a snapshot."""
-        for name, value in self._made_with.items():
-            try:
-                pickle.dumps(value)
-            except Exception as error:
-                raise SnapshotError(
-                    f"{type(self).__name__} cannot be pickled, because of its argument {name!r}: "
-                    f"{error}. Pass functions and tools of a module's top level, names, paths."
-                ) from error
         return _make_again, (type(self), self._made_with, self._kept(), self.snapshot())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:

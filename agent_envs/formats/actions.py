@@ -1,8 +1,4 @@
-"""Parsed actions, and the base class of the tool formats.
-
-A text that is no action is a `ParsedAction` of kind ``invalid`` with a short code and a message for
-the model, of limited length.
-"""
+"""Parsed actions, and the base class of the tool formats."""
 
 import json
 from abc import ABC, abstractmethod
@@ -52,9 +48,8 @@ class ParsedAction:
     kind: Literal["tool_call", "answer", "message", "invalid"]
     """A tool call, an answer, a message to a user, or a mistake."""
     name: str | None = None
-    """The tool, for a call."""
     arguments: Mapping[str, Any] | None = None
-    """Validated arguments, for a call."""
+    """Validated arguments of the tool `name`, for a call."""
     answer: str | None = None
     """The text of an answer, without surrounding white space."""
     text: str | None = None
@@ -137,10 +132,7 @@ class ToolFormat(ABC):
         return text + ANSWER_EXAMPLE_TEXT.format(answer=self.write_answer(ANSWER_PLACEHOLDER))
 
     def turn(self, actions: Sequence[ParsedAction], tools: Mapping[str, Tool]) -> ParsedAction:
-        """Return the action of a turn that held `actions`: an answer, a call, or several calls.
-
-        No action, an answer among others, or more than `MAX_CALLS` calls are a mistake.
-        """
+        """Return the action of a turn that held `actions`; an answer among others is a mistake."""
         if not actions:
             return self.invalid("no_action", NO_ACTION_TEXT, tools)
         if len(actions) == 1:
@@ -255,24 +247,19 @@ def _example(schema: Any, types: Mapping[str, Any], text: str, left: Iterator[in
     schema = schema if isinstance(schema, dict) else {}
     if "$ref" in schema:
         return _example(types.get(schema["$ref"].rpartition("/")[2]), types, text, left)
-    for key in ("enum", "anyOf", "oneOf", "allOf"):
+    if schema.get("enum"):
+        return schema["enum"][0]
+    for key in ("anyOf", "oneOf", "allOf"):
         if schema.get(key):
-            first = schema[key][0]
-            return first if key == "enum" else _example(first, types, text, left)
+            return _example(schema[key][0], types, text, left)
     if "const" in schema:
         return schema["const"]
-    match schema.get("type"):
-        case "integer" | "number":
-            return schema.get("minimum", 1)
-        case "boolean":
-            return True
-        case "array":
-            return [_example(schema.get("items"), types, text, left)]
-        case "object":
-            return _example_members(schema, types, left)
-        case "null":
-            return None
-    return text
+    kind, number = str(schema.get("type")), schema.get("minimum", 1)
+    if kind == "array":
+        return [_example(schema.get("items"), types, text, left)]
+    if kind == "object":
+        return _example_members(schema, types, left)
+    return {"integer": number, "number": number, "boolean": True, "null": None}.get(kind, text)
 
 
 def _refuse_constant(name: str) -> Any:

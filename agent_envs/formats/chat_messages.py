@@ -55,8 +55,7 @@ def text_messages(
 ) -> list[ApiMessage]:
     """Return a state as plain text messages, with `control_tokens` and known ones broken up.
 
-    The system prompt describes `tools`, for formats whose chat template would do so; None if the
-    state describes them.
+    The system prompt describes `tools`, unless the state does (None).
     """
     converted: list[ApiMessage] = []
     before = None
@@ -112,8 +111,7 @@ def native_tools(
     """Return schemas for the API, with `control_tokens` and known ones broken up."""
     # Function names hold letters only; inside JSON strings another blank is harmless.
     schemas = _clean(json.dumps(list(tools), ensure_ascii=False), "tool", control_tokens)
-    described: list[dict[str, Any]] = json.loads(schemas)
-    return described
+    return list(json.loads(schemas))
 
 
 def action_text(content: str, calls: Sequence[FunctionCall], tool_format: ToolFormat) -> str:
@@ -123,20 +121,17 @@ def action_text(content: str, calls: Sequence[FunctionCall], tool_format: ToolFo
     """
     if tool_format.is_structured:
         return write_message(content, calls)
-    return "\n".join([*([content] if content else []), *(_text(c, tool_format) for c in calls)])
+    return "\n".join([*filter(None, [content]), *(_text(call, tool_format) for call in calls)])
 
 
 def _assistant(content: str, place: int) -> ApiMessage:
     said, calls = read_message(content)
     if not calls or not all(_is_object(call.arguments) for call in calls):
         return {"role": "assistant", "content": content}
+    functions = [{"name": call.name, "arguments": call.arguments or "{}"} for call in calls]
     entries = [
-        {
-            "id": f"call_{place}_{i}",
-            "type": "function",
-            "function": {"name": call.name, "arguments": call.arguments or "{}"},
-        }
-        for i, call in enumerate(calls)
+        {"id": f"call_{place}_{i}", "type": "function", "function": function}
+        for i, function in enumerate(functions)
     ]
     return {"role": "assistant", "content": said or None, "tool_calls": entries}
 

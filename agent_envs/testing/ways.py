@@ -17,9 +17,7 @@ from agent_envs.testing.episodes import TextEnv, mistake, reference_actions, ste
 
 NUM_RANDOM_WAYS: Final = 8
 MAX_TOOLS: Final = 3
-"""Number of tools with probes of needless calls."""
 UNLIMITED_TURNS: Final = 12
-"""Length of probes without a turn limit."""
 FLOOD: Final = " ".join(map(str, range(1_000)))
 TOLERANCE: Final = 1e-9
 
@@ -34,13 +32,7 @@ class Play:
 
 
 def play_ways(env: TextEnv, seed: int, actions: Sequence[str] = ()) -> list[Play]:
-    """Run every probe on the task of `seed`, the shortest solution first.
-
-    Args:
-        env: Any environment; without a known solution there are no probes.
-        seed: Seed of the reset.
-        actions: The shortest solution; the reference actions if not given.
-    """
+    """Run every probe on the task of `seed`, the shortest solution (`actions`) first."""
     env.reset(seed=seed)
     actions = actions or reference_actions(env)
     if not actions or not isinstance(env.unwrapped, ToolEnv):

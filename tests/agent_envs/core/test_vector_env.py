@@ -234,32 +234,6 @@ def test_closing_a_hanging_member_times_out(release, monkeypatch, caplog):
     assert "Member 1 was not closed: no result within 0.2 seconds" in caplog.text
 
 
-REGULAR = st.fixed_dictionaries(
-    {}, optional={"a": st.integers(-9, 9), "b": st.text(max_size=2), "c": st.floats(-1, 1)}
-)
-REGULAR_INFOS = st.fixed_dictionaries(
-    {"x": st.floats(-1, 1)},
-    optional={
-        "y": REGULAR,
-        "z": st.just(np.arange(3)),
-        "final_obs": st.text(),
-        "final_info": REGULAR,
-    },
-)
-
-
-@settings(deadline=None)
-@given(st.lists(REGULAR_INFOS, min_size=1, max_size=4))
-def test_infos_of_equal_types_are_batched_as_by_gymnasium(infos):
-    theirs, ours = {}, {}
-    vector = gym.vector.VectorEnv()
-    vector.num_envs = len(infos)
-    for number, info in enumerate(infos):
-        theirs = vector._add_info(theirs, info, number)
-        ours = add_info(ours, info, number, len(infos))
-    assert data_equivalence(theirs, ours, exact=True)
-
-
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=2)
     | st.just(10**30) | st.lists(st.integers(), max_size=2)
