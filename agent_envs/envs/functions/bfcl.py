@@ -7,14 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from agent_envs.core.lookup import require_extra
-from agent_envs.core.rewards import (
-    COST,
-    OUTCOME,
-    PROGRESS,
-    StepEvent,
-    format_term,
-    noted_terms,
-)
+from agent_envs.core.rewards import StepEvent, format_term, noted_terms
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import ToolResult
 from agent_envs.core.tool_env import ToolEnv
@@ -76,15 +69,8 @@ class BFCLEnv(ToolEnv):
     Version history: v0, first version.
     """
 
-    reward_functions = {
-        "correct": correct_term,
-        **noted_terms("turns"),
-        "format": format_term,
-    }
+    reward_functions = {"correct": correct_term, **noted_terms("turns"), "format": format_term}
     default_rewards = {"correct": 1.0, "turns": 0.2, "format": 0.02}
-    term_earnings = {
-        "correct": OUTCOME, "turns": PROGRESS, "format": COST
-    }  # fmt: skip
     computes_only = True
     outcome_terms = frozenset({"correct"})
     tool_signatures = ("the functions of the task",)
@@ -112,11 +98,9 @@ class BFCLEnv(ToolEnv):
 
     @property
     def num_tasks(self) -> int:
-        """The number of rows of the categories."""
         return sum(len(read_category(name)) for name in self._categories)
 
     def get_task(self, index: int) -> Task:
-        """Return row `index`, counted through the categories in their order."""
         for name in self._categories:
             rows = read_category(name)
             if index < len(rows):
@@ -130,7 +114,6 @@ class BFCLEnv(ToolEnv):
         )
 
     def begin_episode(self) -> None:
-        """Set up the back-ends and the functions."""
         self._back_ends = BackEnds(self._row)
         self._turn = self._num_passed = 0
         self._has_failed = self._is_judged = False
@@ -160,7 +143,6 @@ class BFCLEnv(ToolEnv):
         return self._is_judged or (self._row.is_multi_turn and num_steps > MAX_STEPS_A_TURN)
 
     def on_restore(self) -> None:
-        """Offer the functions of the current turn."""
         self._begin_row()
 
     @property
@@ -179,17 +161,11 @@ class BFCLEnv(ToolEnv):
         """Return the ground truth, one call a step in multi-turn categories.
 
         Raises:
-            NotImplementedError: For the few rows whose ground truth the checker refuses.
+            NotImplementedError: For rows in which the checker refuses the first accepted values.
         """
-        turns = right_turns(self._row)
-        if not turns:
-            raise NotImplementedError(
-                f"{self.task.id}: the package's checker accepts no call for this row."
-            )
-        actions: list[str] = []
-        for calls in turns:
-            actions += self._write_turn(calls)
-        return actions
+        if not (turns := right_turns(self._row)):
+            raise NotImplementedError(f"{self.task.id}: no right call is known for this row.")
+        return [action for calls in turns for action in self._write_turn(calls)]
 
     def write_call(self, name: str, /, **arguments: Any) -> str:
         """Write a tool call in this environment's tool format."""
@@ -214,7 +190,7 @@ class BFCLEnv(ToolEnv):
         return [*map(self._write_calls, steps), self.write_answer("Done.")]
 
     def _write_calls(self, calls: Sequence[Call]) -> str:
-        if len(calls) == 1 or not self.action_format.is_structured:
+        if not self.action_format.is_structured:
             return "\n".join(self.write_call(name, **arguments) for name, arguments in calls)
         functions = [FunctionCall(name=n, arguments=json.dumps(dict(a))) for n, a in calls]
         return write_message("", functions)

@@ -2,11 +2,8 @@
 
 The Python back-ends (a file system, a trading bot, tickets, messages, cars, travel, posts) are the
 package's own classes, called by name with JSON values: no text of a model is ever evaluated. File
-systems whose folders contain themselves and powers of millions of digits are refused.
-
-The checks are the package's own functions. Its AST checker is in a module that imports the handlers
-of a hundred models, to look up whether a model writes ``.`` in names as ``_``; it is loaded without
-that table, and with the answer that is true of all models with function calling: yes.
+systems whose folders contain themselves and powers of millions of digits are refused. The checks
+are the package's own functions.
 """
 
 import ast
@@ -15,17 +12,16 @@ import copy
 import decimal
 import functools
 import importlib
-import importlib.util
 import inspect
-import itertools
 import json
 import re
+import sys
 import threading
 import types
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final, NamedTuple
+from unittest.mock import patch
 
 from agent_envs.envs.functions.bfcl_rows import LANGUAGES, Document, Row, tool_name
 
@@ -38,18 +34,12 @@ _MAX_MATH_PRECISION: Final = 1_000
 _MAX_FOLDER_ITEMS: Final = 20_000
 _MAX_PATH_CHARS: Final = 1_000_000
 _LOCK: Final = threading.Lock()  # mpmath's precision and some tables are global
-_TOO_LARGE_NUMBER: Final = (
-    f"'{{name}}' must lie between -{_MAX_MATH_PRECISION} and {_MAX_MATH_PRECISION}"
-)
 _TOO_MUCH: Final = "a folder would hold itself, or too many files"
 _GROWING: Final = frozenset({"cp", "mv", "mkdir", "touch"})
-_AST_CHECKER: Final = "bfcl_eval.eval_checker.ast_eval.ast_checker"
 _MODEL_TABLE: Final = "bfcl_eval.constants.model_config"
 _MAX_VALUE_CHARS: Final = 400
 _MAX_BRACKETS: Final = 12
 _LONG_SPACE: Final = re.compile(r"\s{13}")
-_MAX_TRIES: Final = 200
-_ABSENT: Final = object()
 _EXAMPLES: Final[Mapping[str, Any]] = {
     "integer": 1, "float": 1.0, "number": 1.0, "boolean": True, "array": [], "tuple": [],
     "dict": {},
@@ -85,11 +75,15 @@ class BackEnds:
         self, name: str, arguments: Mapping[str, Any], positional: Sequence[Any] = ()
     ) -> Execution:
         """Call a function; an exception becomes a result, as in the package."""
-        owner = self._owner(name)
+        # The last class wins, as in the package's table of methods.
+        owner = next((key for key in reversed(self.instances) if name in _methods(key)), None)
         if owner is None:
             return _failed(f"name '{name}' is not defined")
-        if problem := _unbounded_argument(owner, arguments):
-            return _failed(problem)
+        for key in ("exponent", "precision", "decimal_places") if owner == "MathAPI" else ():
+            value = arguments.get(key)
+            if isinstance(value, int | float) and not abs(value) <= _MAX_MATH_PRECISION:
+                most = _MAX_MATH_PRECISION
+                return _failed(f"'{key}' must lie between -{most} and {most}")
         before = copy.deepcopy(self.instances[owner]) if name in _GROWING else None
         with _LOCK, decimal.localcontext(), _own_precision(owner):
             try:
@@ -102,17 +96,11 @@ class BackEnds:
             return _failed(_TOO_MUCH)
         return Execution(text, has_failed=False)
 
-    def _owner(self, name: str) -> str | None:
-        # The last class wins, as in the package's table of methods.
-        owners = [key for key in self.instances if name in _methods(key)]
-        return owners[-1] if owners else None
-
 
 class Reference(NamedTuple):
     """Outcome of the ground truth of a turn."""
 
     responses: tuple[str, ...]
-    """The results of its calls."""
     instances: Mapping[str, Any]
     """The back-ends after it; read only."""
 
@@ -123,11 +111,10 @@ def run_ground_truth(row: Row) -> tuple[Reference, ...]:
     back_ends = BackEnds(row)
     references = []
     for calls in row.ground_truth:
-        executions = [
-            back_ends.call(name, arguments, positional)
+        texts = tuple(
+            back_ends.call(name, arguments, positional).text
             for name, positional, arguments in map(read_call, calls)
-        ]
-        texts = tuple(execution.text for execution in executions)
+        )
         references.append(Reference(texts, copy.deepcopy(back_ends.instances)))
     return tuple(references)
 
@@ -164,15 +151,6 @@ def _as_text(value: Any) -> str:
 
 def _failed(error: object) -> Execution:
     return Execution(ERROR_TEXT.format(error=error), has_failed=True)
-
-
-def _unbounded_argument(owner: str, arguments: Mapping[str, Any]) -> str | None:
-    """Return an error for an argument that would take very long, or None."""
-    for name in ("exponent", "precision", "decimal_places") if owner == "MathAPI" else ():
-        value = arguments.get(name)
-        if isinstance(value, int | float) and not abs(value) <= _MAX_MATH_PRECISION:
-            return _TOO_LARGE_NUMBER.format(name=name)
-    return None
 
 
 @contextlib.contextmanager
@@ -257,21 +235,14 @@ def is_right_state(
 
 @functools.cache
 def _ast_checker() -> Any:
-    spec = importlib.util.find_spec(_AST_CHECKER)
-    assert spec is not None  # noqa: S101 - the package is there
-    assert spec.origin is not None  # noqa: S101
-    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"), spec.origin)
-    tree.body = [
-        statement
-        for statement in tree.body
-        if not (isinstance(statement, ast.ImportFrom) and statement.module == _MODEL_TABLE)
-    ]
-    members: dict[str, Any] = {
-        "__name__": _AST_CHECKER,
-        "MODEL_CONFIG_MAPPING": {"any": types.SimpleNamespace(underscore_to_dot=True)},
-    }
-    exec(compile(tree, spec.origin, "exec"), members)  # noqa: S102 - the package's own module
-    return members["ast_checker"]
+    """Import the checker without the module of a hundred models' handlers.
+
+    It would look up there whether a model writes ``.`` in names as ``_``: yes, with tools.
+    """
+    table: Any = types.ModuleType(_MODEL_TABLE)
+    table.MODEL_CONFIG_MAPPING = {"any": types.SimpleNamespace(underscore_to_dot=True)}
+    with patch.dict(sys.modules, {_MODEL_TABLE: table}):
+        return importlib.import_module("bfcl_eval.eval_checker.ast_eval.ast_checker").ast_checker
 
 
 def _is_readable(calls: Sequence[Call]) -> bool:
@@ -290,10 +261,10 @@ def _is_readable(calls: Sequence[Call]) -> bool:
 
 
 def right_turns(row: Row) -> list[list[Call]]:
-    """Return the right calls of each user turn; an empty list if the checker accepts none.
+    """Return the right calls of each user turn; an empty list if none is known.
 
-    The ground truth of a single turn lists the accepted values; the first that the official checker
-    accepts are taken.
+    The ground truth of a single turn lists the accepted values: the first ones are taken, with or
+    without the arguments that may be left out.
     """
     if row.is_multi_turn:
         return [[_named(row, text) for text in calls] for calls in row.ground_truth]
@@ -301,13 +272,15 @@ def right_turns(row: Row) -> list[list[Call]]:
         return [[]]
     if "relevance" in row.category:
         return [[_example(row.functions[0])]]
-    documents = {document["name"]: document for document in row.functions}
-    choices = [
-        [(name, arguments) for arguments in _accepted(documents[name], accepted, row.category)]
-        for (name, accepted), in (truth.items() for truth in row.ground_truth)
-    ]  # fmt: skip
-    candidates = itertools.islice(_diagonal(choices), _MAX_TRIES)
-    return next(([calls] for calls in candidates if is_right_turn(row, calls)), [])
+    for keeps_optional in (True, False):
+        calls = [
+            (name, _accepted(accepted, row.category, keeps_optional=keeps_optional))
+            for truth in row.ground_truth
+            for name, accepted in truth.items()
+        ]
+        if is_right_turn(row, calls):
+            return [calls]
+    return []
 
 
 def _named(row: Row, text: str) -> Call:
@@ -327,34 +300,18 @@ def _example(document: Document) -> Call:
     }
 
 
-def _diagonal(choices: Sequence[Sequence[Any]]) -> Iterator[list[Any]]:
-    """Yield combinations: first choices, then changes in one place, then all others."""
-    first = [options[0] for options in choices]
-    yield first
-    for place, options in enumerate(choices):
-        for option in options[1:]:
-            yield [*first[:place], option, *first[place + 1 :]]
-    yield from map(list, itertools.product(*choices))
-
-
 def _accepted(
-    document: Document, accepted: Mapping[str, Sequence[Any]], category: str
-) -> list[dict[str, Any]]:
-    """Return accepted arguments in several notations."""
-    properties = document["parameters"]["properties"]
-    language = LANGUAGES.get(category)
-    options: dict[str, list[Any]] = {}
-    for name, values in accepted.items():
-        kind = properties.get(name, {}).get("type", "any")
-        written = [_read(value) for value in values if value != ""] or [""]
-        if language is not None:
-            written = [text for value in written for text in _write(value, kind, language)]
-        options[name] = written if "" not in values else [*written, _ABSENT]
-    names = list(options)
-    return [
-        {name: value for name, value in zip(names, values, strict=True) if value is not _ABSENT}
-        for values in itertools.islice(_diagonal(list(options.values())), _MAX_TRIES)
-    ]
+    accepted: Mapping[str, Sequence[Any]], category: str, *, keeps_optional: bool
+) -> dict[str, Any]:
+    """Return the first accepted value of each argument; "" marks those that may be left out."""
+    values = {
+        name: _read(next((value for value in values if value != ""), ""))
+        for name, values in accepted.items()
+        if keeps_optional or "" not in values
+    }
+    if category not in LANGUAGES:
+        return values
+    return {n: v if isinstance(v, str) else json.dumps(v) for n, v in values.items()}
 
 
 def _read(value: Any) -> Any:
@@ -366,28 +323,3 @@ def _read(value: Any) -> Any:
             if isinstance(choices, list) and any(choice != "" for choice in choices)
         } | {key: choice for key, choice in value.items() if not isinstance(choice, list)}
     return [_read(item) for item in value] if isinstance(value, list) else value
-
-
-def _write(value: Any, kind: str, language: str) -> list[str]:
-    """Return notations of a value in Java or JavaScript."""
-    plain = value if isinstance(value, str) else json.dumps(value)
-    if isinstance(value, str) or kind in ("String", "any"):
-        return [plain, json.dumps(plain)]
-    if language == "Java":
-        return [plain, *_write_java(value, kind)]
-    pairs = value.items() if isinstance(value, dict) else ()
-    entries = ", ".join(f"{key}: {json.dumps(entry)}" for key, entry in pairs)
-    return [plain + ("n" if kind == "Bigint" else ""), f"{{{entries}}}"]
-
-
-def _write_java(value: Any, kind: str) -> Iterator[str]:
-    yield json.dumps(value) + {"long": "L", "float": "f"}.get(kind, "")
-    if isinstance(value, dict):
-        entries = " ".join(f"put({json.dumps(k)}, {json.dumps(v)});" for k, v in value.items())
-        yield f"new HashMap<String, Object>() {{{{ {entries} }}}}"
-    if isinstance(value, list):
-        # The package removes the quotes of some kinds of elements only.
-        for write in (json.dumps, str, "{}L".format):
-            items = ", ".join(map(write, value))
-            yield f"new ArrayList<>(Arrays.asList({items}))"
-            yield f"new String[]{{{items}}}"
