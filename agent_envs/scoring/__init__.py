@@ -14,13 +14,12 @@ from agent_envs.scoring.answers import (
 )
 from agent_envs.scoring.musique import musique_group_scores
 from agent_envs.scoring.pass_at_k import pass_at_k, pass_hat_k
-from agent_envs.scoring.statistics import drop_interval, wilson_interval
+from agent_envs.scoring.statistics import wilson_interval
 
 __all__ = [
     "Overlap",
     "answer_overlap",
     "best_overlap",
-    "drop_interval",
     "exact_match",
     "f1",
     "joint_overlap",

@@ -79,12 +79,9 @@ class MathJudge:
         sides = [said] if "=" in gold else said.split("=")
         if len(sides) > 1 and _NAME.fullmatch(sides[0].strip()):
             del sides[0]  # x = 5
+        asked = [side for side in sides if _plain(side) != _plain(gold)]
         with self._lock:
-            return all(self._is_side_equal(side, gold) for side in sides)
-
-    def _is_side_equal(self, side: str, gold: str) -> bool:
-        is_same = _plain(side) == _plain(gold)
-        return is_same or self._ask(json.dumps({"gold": gold, "answer": side}))
+            return all(self._ask(json.dumps({"gold": gold, "answer": side})) for side in asked)
 
     def close(self) -> None:
         """Stop the process."""
@@ -94,8 +91,15 @@ class MathJudge:
             process.communicate()
 
     def _ask(self, line: str) -> bool:
-        process = self._running()
-        questions, replies = cast(IO[str], process.stdin), cast(IO[str], process.stdout)
+        if self._owner != os.getpid():  # a fork must not share its parent's pipes
+            self._process, self._owner = None, os.getpid()
+        if self._process is None or self._process.poll() is not None:
+            self.close()
+            self._process = subprocess.Popen(  # noqa: S603 - this interpreter, our own file
+                [sys.executable, str(_JUDGE)], encoding="utf-8", errors="replace",
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+        questions, replies = cast(IO[str], self._process.stdin), cast(IO[str], self._process.stdout)
         try:
             questions.write(line + "\n")
             questions.flush()
@@ -105,18 +109,6 @@ class MathJudge:
         if not reply:  # too slow, or out of memory: the next comparison starts a new process
             self.close()
         return str(reply).strip() == "true"
-
-    def _running(self) -> subprocess.Popen[str]:
-        if self._owner != os.getpid():  # a fork must not share its parent's pipes
-            self._process, self._owner = None, os.getpid()
-        if self._process is not None and self._process.poll() is not None:
-            self.close()
-        if self._process is None:
-            self._process = subprocess.Popen(  # noqa: S603 - this interpreter, our own file
-                [sys.executable, str(_JUDGE)], encoding="utf-8", errors="replace",
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            )  # fmt: skip
-        return self._process
 
 
 _judge: Final = MathJudge()
@@ -140,10 +132,8 @@ def gsm8k_match(answer: str, gold: str) -> float:
 def last_boxed(solution: str) -> str | None:
     r"""Return the content of the last ``\boxed{...}`` of a solution; None if there is none."""
     start = max(solution.rfind(r"\boxed{"), solution.rfind(r"\fbox{"))
-    if start < 0:
-        return None
-    begin, depth = solution.index("{", start) + 1, 1
-    for i in range(begin, len(solution)):
+    begin, depth = solution.find("{", start) + 1, 1
+    for i in range(begin, len(solution) if start >= 0 else 0):
         depth += {"{": 1, "}": -1}.get(solution[i], 0)
         if depth == 0:
             return solution[begin:i]
@@ -152,10 +142,11 @@ def last_boxed(solution: str) -> str | None:
 
 def _stated_value(answer: str) -> str | None:
     """Return the formula or text that an answer states; None if it states several or none."""
-    if _BOX.search(answer):
-        boxed = [last_boxed(part) for part in _parts_with_box(answer)]
-        said = boxed[-1]
-        return None if said is None or any(box != said for box in boxed) else _formula(said)
+    if starts := [match.start() for match in _BOX.finditer(answer)]:
+        pairs = itertools.pairwise([*starts, len(answer)])
+        boxed = {last_boxed(answer[i:j]) for i, j in pairs}
+        said = boxed.pop()
+        return None if boxed or said is None else _formula(said)
     if len(answer) > MAX_CHARS:
         return None
     text = _HEADING.sub("", _MARKDOWN.sub(r"\2", answer).strip())
@@ -165,11 +156,6 @@ def _stated_value(answer: str) -> str | None:
     around = _FORMULA.sub("", text)
     is_only = len(formulas) == 1 and not (_NUMBER.search(around) or _CHOICE.search(around))
     return _formula(formulas[0]) if is_only else None
-
-
-def _parts_with_box(answer: str) -> list[str]:
-    starts = [match.start() for match in _BOX.finditer(answer)]
-    return [answer[i:j] for i, j in itertools.pairwise([*starts, len(answer)])]
 
 
 def _formula(text: str) -> str:

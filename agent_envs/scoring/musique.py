@@ -41,12 +41,11 @@ def musique_group_scores(episodes: Iterable[tuple[str, Mapping[str, float]]]) ->
             )
         question = task_id.removesuffix(UNANSWERABLE_SUFFIX)
         pairs[question][question == task_id].append(metrics)
-    if not pairs:
-        raise DataError("There are no episodes to score.")
-    if lonely := sorted(question for question, members in pairs.items() if len(members) < 2):
+    lonely = [question for question, members in pairs.items() if len(members) < 2]
+    if lonely or not pairs:
         raise DataError(
-            f"{len(lonely)} of {len(pairs)} questions have no episode of their twin, such as "
-            f"{lonely[0]!r}. The group scores need both members of each pair."
+            f"{len(lonely)} of {len(pairs)} questions have no episode of their twin: {lonely[:1]}. "
+            "The group scores need both members of each pair."
         )
     return {
         name: sum(_pair_score(members, metric) for members in pairs.values()) / len(pairs)

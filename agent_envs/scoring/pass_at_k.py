@@ -14,9 +14,6 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
         num_samples: n, samples drawn.
         num_correct: c, how many of them are right; 0 to n.
         k: How many a user would draw; 1 to n.
-
-    Raises:
-        ConfigurationError: If the numbers do not fit each other.
     """
     _check("pass@", num_samples, num_correct, k)
     return 1.0 - math.comb(num_samples - num_correct, k) / math.comb(num_samples, k)
@@ -26,8 +23,6 @@ def pass_hat_k(num_samples: int, num_correct: int, k: int) -> float:
     """Estimate pass^k, the chance that k samples of one task are all right, without bias.
 
     ``C(c, k) / C(n, k)`` (Yao et al., 2024, tau-bench, arXiv 2406.12045, section 3).
-
-    Arguments and errors as for `pass_at_k`.
     """
     _check("pass^", num_samples, num_correct, k)
     return math.comb(num_correct, k) / math.comb(num_samples, k)

@@ -63,22 +63,18 @@ def _lines(text: str, entry_point: str) -> Iterator[tuple[str, str]]:
         start = line.find(f"{entry_point}(")
         if start < 0 or line.lstrip().startswith(("def ", ">>>")):
             continue
-        for end in (match.start() for match in re.finditer(r"\)", line)):
-            call = line[start : end + 1]
-            if _is_call(call):
-                rest = line[end + 1 :]
-                if (arrow := _ARROW.match(rest)) and (value := _literal(rest[arrow.end() :])):
-                    yield call, value
-                break
+        ends = (match.end() for match in re.finditer(r"\)", line))
+        if end := next((end for end in ends if _is_call(line[start:end])), 0):
+            arrow = _ARROW.match(line, end)
+            if arrow and (value := _literal(line[arrow.end() :])):
+                yield line[start:end], value
 
 
 def _literal(text: str) -> str | None:
     """Return the literal at the start of a text; None if there is none."""
     text = text.strip()
-    for candidate in (text.split("#")[0].strip(), text, text.rstrip(".,;")):
-        if candidate and _is_literal(candidate):
-            return candidate
-    return None
+    candidates = (text.split("#")[0].strip(), text, text.rstrip(".,;"))
+    return next((each for each in candidates if each and _is_literal(each)), None)
 
 
 def _is_call(text: str) -> bool:

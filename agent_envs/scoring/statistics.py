@@ -2,7 +2,7 @@
 
 In benchmarks the unit is the task: samples of one task are averaged first, because they are not
 independent. All functions are pure and deterministic. SciPy is imported only where its quantiles
-are needed, so `wilson_interval` and `drop_interval` work without it.
+are needed, so `wilson_interval` works without it.
 """
 
 import math
@@ -29,21 +29,19 @@ TaskScores = Mapping[int, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """A mean with its confidence interval."""
+    """A mean with its confidence interval, of `count` values (tasks, or trainings)."""
 
     mean: float
     low: float
     high: float
     count: int
-    """Number of values (tasks, or trainings) behind the mean."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Paired comparison of two agents on the tasks that both ran."""
+    """Difference of two agents, first minus second, on the tasks that both ran."""
 
     difference: Interval
-    """First minus second."""
     p_value: float
     """Two-sided, by `paired_test`."""
     num_better: int
@@ -62,19 +60,6 @@ def wilson_interval(mean: float, count: int) -> tuple[float, float]:
     return max(0.0, middle - reach), min(1.0, middle + reach)
 
 
-def drop_interval(
-    before: tuple[float, float, float], after: tuple[float, float, float]
-) -> tuple[float, float]:
-    """Return Newcombe's 95 % interval (1998, method 10) of the difference `before` minus `after`.
-
-    Both arguments are a share with its own interval: ``(share, low, high)``.
-    """
-    (p, low, high), (q, low_after, high_after) = before, after
-    below = ((p - low) ** 2 + (high_after - q) ** 2) ** 0.5
-    above = ((high - p) ** 2 + (q - low_after) ** 2) ** 0.5
-    return p - q - below, p - q + above
-
-
 def share_interval(shares: Sequence[float], num_episodes: int | None = None) -> Interval:
     """Estimate a share with an exact interval.
 
@@ -84,9 +69,6 @@ def share_interval(shares: Sequence[float], num_episodes: int | None = None) -> 
     Args:
         shares: Share of successes of each task, in [0, 1], shape (N,).
         num_episodes: Number of episodes of all tasks; N by default.
-
-    Raises:
-        ConfigurationError: If `shares` is empty.
     """
     from scipy.special import betaincinv
 
@@ -196,12 +178,8 @@ def paired_test(differences: Sequence[float]) -> float:
     if len(array) <= MAX_EXACT_PERMUTATION:
         signs = 1 - 2 * (np.arange(2 ** len(array))[:, None] >> np.arange(len(array)) & 1)
         return float((np.abs(signs @ array) >= total).mean())
-    rng = np.random.default_rng(0)
-    size = max(1, 1_000_000 // len(array))
-    reached = 1
-    for start in range(0, NUM_PERMUTATIONS, size):
-        shape = (min(size, NUM_PERMUTATIONS - start), len(array))
-        reached += int((np.abs(rng.choice((-1.0, 1.0), size=shape) @ array) >= total).sum())
+    draws = np.random.default_rng(0).choice((-1.0, 1.0), size=(NUM_PERMUTATIONS, len(array)))
+    reached = 1 + int((np.abs(draws @ array) >= total).sum())
     return reached / (NUM_PERMUTATIONS + 1)
 
 
