@@ -8,7 +8,6 @@ task and the actions so far.
 import atexit
 import contextlib
 import functools
-import logging
 import os
 import shutil
 import threading
@@ -30,16 +29,11 @@ _TIMEOUT_SECONDS: Final = 300
 """Limit of one call; gold paths of genetics take up to 20 seconds."""
 _MAX_IDLE: Final = 8
 """Interfaces that are kept for later games: making one takes as long as loading a game."""
-_LOGGER: Final = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
 def require_java() -> None:
-    """Check that the package and a Java runtime are installed.
-
-    Raises:
-        MissingExtraError: If one is missing.
-    """
+    """Raise `MissingExtraError` unless the package and a Java runtime are installed."""
     require_extra("scienceworld", "AgentR1/ScienceWorld-v0", "scienceworld", "py4j")
     if _find_java() is None:
         raise MissingExtraError(
@@ -54,14 +48,12 @@ def _find_java() -> str | None:
 
 
 class GameSpec(NamedTuple):
-    """Arguments of the simulator for one game."""
+    """Arguments of the simulator for one game, as the package names them."""
 
     task: str
-    """The package's name, such as ``boil``."""
     variation: int
-    """From 0."""
     simplifications: str
-    """The package's names, separated by commas."""
+    """Separated by commas."""
 
     @property
     def seed(self) -> int:
@@ -78,7 +70,7 @@ class Situation(NamedTuple):
     is_completed: bool
 
 
-class EngineDied(Exception):
+class _EngineDied(Exception):
     """The Java process ended, or did not answer in time."""
 
 
@@ -90,8 +82,8 @@ class _Engine:
         from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 
         self._lock = threading.Lock()
-        self._idle: deque[Any] = deque()
-        self.process_id = os.getpid()
+        self.idle: deque[Any] = deque()
+        self._owner = os.getpid()
         try:
             # The process ends when its standard input does, so with this process.
             port, token, self._process = launch_gateway(
@@ -114,79 +106,56 @@ class _Engine:
         atexit.register(self.stop)
 
     def load(self, spec: GameSpec, *, with_gold_actions: bool) -> Any:
-        """Return the package's interface to a game, for use in `ask`.
-
-        Raises:
-            EngineDied: If the process ended or hangs.
-        """
+        """Return the package's interface to a game, for use in `ask`."""
         try:
-            interface = self._idle.popleft()
+            interface = self.idle.popleft()
         except IndexError:
-            interface = self.ask(
-                0, self._gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface
-            )
+            make = self._gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface
+            interface = self.ask(0, make)
         self.ask(spec.seed, lambda: interface.load(*spec, with_gold_actions))
         return interface
 
-    def release(self, interface: Any) -> None:
-        """Take an interface back; makes no call, since the garbage collector may run this."""
-        self._idle.append(interface)
-
     def ask(self, seed: int, call: Callable[[], T]) -> T:
-        """Seed the simulator's generator, and return the result of `call`.
-
-        Raises:
-            EngineDied: If the process ended or hangs.
-        """
+        """Seed the simulator's generator, and return the result of `call`."""
         from py4j.protocol import Py4JError, Py4JJavaError
 
         with self._lock:
             try:
-                while len(self._idle) > _MAX_IDLE:
-                    self._gateway.detach(self._idle.popleft())
+                while len(self.idle) > _MAX_IDLE:
+                    self._gateway.detach(self.idle.popleft())
                 self._random.setSeed(seed)
                 return call()
             except Py4JJavaError:
                 raise  # an exception of the simulator itself; the process continues
             except (Py4JError, OSError) as error:
                 self.stop()
-                raise EngineDied(f"{type(error).__name__}: {error}") from error
+                raise _EngineDied(f"{type(error).__name__}: {error}") from error
 
     def stop(self) -> None:
         """End the process."""
         atexit.unregister(self.stop)
-        if self.process_id != os.getpid():
-            return  # a forked copy: the process belongs to the parent
-        with contextlib.suppress(Exception):
-            self._gateway.close()
-        self._process.kill()
-        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
-            if stream is not None:
-                stream.close()
-        self._process.wait()
+        if self._owner == os.getpid():  # else a forked copy
+            with contextlib.suppress(Exception):
+                self._gateway.close()
+            self._process.kill()
+            self._process.communicate()
 
     @property
     def is_usable(self) -> bool:
         """Whether the process runs and belongs to this one: a fork cannot share a connection."""
-        return self.process_id == os.getpid() and self._process.poll() is None
+        return self._owner == os.getpid() and self._process.poll() is None
 
 
 _engines: list[_Engine] = []
 _starting = threading.Lock()
 
 
-def shared_engine() -> _Engine:
-    """Return the running engine of this process, or a new one.
-
-    Raises:
-        ServerError: If it does not start.
-    """
+def _shared_engine() -> _Engine:
+    """Return the running engine of this process, or a new one."""
     with _starting:
         if not _engines or not _engines[0].is_usable:
             for dead in _engines:
                 dead.stop()
-                if dead.process_id == os.getpid():
-                    _LOGGER.warning("The Java process of ScienceWorld died and is replaced.")
             _engines[:] = [_Engine()]
         return _engines[0]
 
@@ -211,31 +180,37 @@ class Game:
         return Game, (self.spec, tuple(self.actions))
 
     def act(self, action: str) -> Situation:
-        """Take an action.
-
-        Raises:
-            ServerError: If the Java process dies twice.
-        """
+        """Take an action."""
         action = action.encode("utf-8", "replace").decode()
-        situation = self.ask(lambda game: _act(game, action), number=_seed_of(len(self.actions)))
+
+        def step(game: Any) -> Situation:
+            text = game.step(action)
+            score = round(100 * game.getScore())
+            return Situation(text, score, bool(game.getCompleted()) or score < 0)
+
+        situation = self.ask(step, number=_seed_of(len(self.actions)))
         self.actions.append(action)
         return situation
 
     def ask(self, call: Callable[[Any], T], number: int = 0) -> T:
-        """Return the result of a call of the package's interface; `number` is part of the seed."""
-        problem = ""
-        for _ in range(2):
+        """Return the result of a call of the package's interface; `number` is part of the seed.
+
+        Raises:
+            ServerError: If the Java process dies twice.
+        """
+        for is_last in (False, True):
             try:
                 if self._engine is None or not self._engine.is_usable:
                     self._start()
                 assert self._engine is not None  # noqa: S101 - set by `_start`
                 return self._engine.ask(self.spec.seed + number, lambda: call(self._interface))
-            except EngineDied as error:
-                problem = str(error)
-        raise ServerError(
-            f"The Java process of ScienceWorld died twice at the same action ({problem}). Check "
-            "the machine's memory: it takes up to 2 GB."
-        )
+            except _EngineDied as error:
+                if is_last:
+                    raise ServerError(
+                        f"The Java process of ScienceWorld died twice at the same action ({error})."
+                        " Check the machine's memory: it takes up to 2 GB."
+                    ) from error
+        raise AssertionError
 
     def close(self) -> None:
         """Release the simulator's game."""
@@ -244,9 +219,10 @@ class Game:
 
     def _start(self) -> None:
         self.close()
-        engine, seed = shared_engine(), self.spec.seed
+        engine, seed = _shared_engine(), self.spec.seed
         interface = engine.load(self.spec, with_gold_actions=False)
-        self._release = weakref.finalize(self, engine.release, interface)
+        # Makes no call, since the garbage collector may run it.
+        self._release = weakref.finalize(self, engine.idle.append, interface)
         engine.ask(seed + 1, lambda: interface.reset())
         for number, action in enumerate(self.actions):
             engine.ask(seed + _seed_of(number), functools.partial(interface.step, action))
@@ -257,26 +233,13 @@ def _seed_of(action_number: int) -> int:
     return 2 + action_number  # 0 is for loading a game, 1 for its reset
 
 
-def _act(interface: Any, action: str) -> Situation:
-    text = interface.step(action)
-    score = round(100 * interface.getScore())
-    return Situation(text, score, bool(interface.getCompleted()) or score < 0)
-
-
 @functools.lru_cache(maxsize=1024)
 def gold_actions(spec: GameSpec) -> tuple[str, ...]:
-    """Return the package's own solution of a game, up to where it is solved.
-
-    Raises:
-        ServerError: If the Java process dies.
-    """
-    engine = shared_engine()
-    try:
-        interface = engine.load(spec, with_gold_actions=True)
-        actions = engine.ask(spec.seed, lambda: list(interface.getGoldActionSequence()))
-    except EngineDied as error:
-        raise ServerError(f"The Java process of ScienceWorld died: {error}") from error
-    engine.release(interface)
+    """Return the package's own solution of a game, up to where it is solved."""
+    engine = _shared_engine()
+    interface = engine.load(spec, with_gold_actions=True)
+    actions = engine.ask(spec.seed, lambda: list(interface.getGoldActionSequence()))
+    engine.idle.append(interface)
     game = Game(spec)
     for number, action in enumerate(actions, start=1):
         if game.act(action).is_completed:

@@ -4,14 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from agent_envs.core.lookup import lookup
-from agent_envs.core.rewards import (
-    COST,
-    OUTCOME,
-    Earnings,
-    StepEvent,
-    format_term,
-    noted_terms,
-)
+from agent_envs.core.rewards import Earnings, StepEvent, format_term, noted_terms
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import Tool, ToolError
 from agent_envs.core.tool_env import ToolEnv
@@ -77,12 +70,8 @@ class ScienceWorldEnv(ToolEnv):
         **noted_terms("score_gain"),
         "format": format_term,
     }
-    default_rewards = {
-        "solved": 1.0, "score_gain": 1.0, "format": 0.02
-    }  # fmt: skip
-    term_earnings = {
-        "solved": OUTCOME, "score_gain": Earnings((1.0, 1.0), (-1.0, 0.99)), "format": COST
-    }  # fmt: skip
+    default_rewards = {"solved": 1.0, "score_gain": 1.0, "format": 0.02}
+    term_earnings = {"score_gain": Earnings((1.0, 1.0), (-1.0, 0.99))}
     outcome_terms = frozenset({"solved"})
     tool_signatures = ("act(command)",)
     optional_tool_names = ("look", "inventory", "commands")
@@ -140,19 +129,14 @@ class ScienceWorldEnv(ToolEnv):
 
     @property
     def num_tasks(self) -> int:
-        """The number of games, ordered by task."""
         return len(self._games)
 
     def get_task(self, index: int) -> Task:
-        """Start game `index`."""
         name, variation = self._games[index]
         self._game = Game(GameSpec(name, variation, self._simplifications))
         scene = [self._read(part) for part in ("TaskDesc", "Look", "Inventory")]
-        return Task(
-            id=f"scienceworld-{name}-{variation}",
-            question="\n\n".join(scene),
-            answers=(),
-        )
+        task_id = f"scienceworld-{name}-{variation}"
+        return Task(id=task_id, question="\n\n".join(scene), answers=())
 
     def begin_episode(self) -> None:
         self.score = 0
@@ -195,11 +179,10 @@ class ScienceWorldEnv(ToolEnv):
         return self._is_completed
 
     def metrics(self) -> dict[str, float]:
-        success = float(self.score == 100)
-        return {"success": success, "score": self.score / 100, **super().metrics()}
+        own = {"success": float(self.score == 100), "score": self.score / 100}
+        return own | super().metrics()
 
     def reference_actions(self) -> list[str]:
-        """Return the package's own solution."""
         return [self.write_call("act", command=action) for action in gold_actions(self._game.spec)]
 
     def close(self) -> None:
@@ -221,7 +204,6 @@ def _check_simplifications(given: str | Sequence[str], tasks: Sequence[str]) -> 
     electrical = [task for task in tasks if any(part in task for part in _ELECTRICAL)]
     if "noElectricalAction" in chosen and electrical:
         raise ConfigurationError(
-            f"The tasks {electrical} need electrical actions: leave the simplification "
-            "'noElectricalAction' out, or choose other tasks with task=."
+            f"The tasks {electrical} cannot be solved with noElectricalAction."
         )
     return ",".join(chosen)

@@ -12,15 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from agent_envs.core.lookup import lookup, require_extra
-from agent_envs.core.rewards import (
-    COST,
-    OUTCOME,
-    PROGRESS,
-    Progress,
-    StepEvent,
-    format_term,
-    noted_terms,
-)
+from agent_envs.core.rewards import Progress, format_term, noted_terms
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import Tool
 from agent_envs.core.tool_env import ToolEnv
@@ -28,11 +20,6 @@ from agent_envs.errors import ConfigurationError, DataError
 
 _SPLITS: Final = {"train": 0, "test": 1}
 _STATUS_LINE: Final = re.compile(r"\n?>\s*-= .*? =-\d*/\d*\s*$|\s*>\s*$", re.DOTALL)
-
-
-def won_term(env: "TextGameEnv", event: StepEvent) -> float:
-    """Return 1 when the game is won; outcome."""
-    return float(event.is_last and env.is_won)
 
 
 class TextGameEnv(ToolEnv):
@@ -44,15 +31,8 @@ class TextGameEnv(ToolEnv):
     gives up.
     """
 
-    reward_functions = {
-        "won": won_term,
-        **noted_terms("score_gain"),
-        "format": format_term,
-    }
+    reward_functions = {**noted_terms("won", "score_gain"), "format": format_term}
     default_rewards = {"won": 1.0, "score_gain": 0.1, "format": 0.02}
-    term_earnings = {
-        "won": OUTCOME, "score_gain": PROGRESS, "format": COST
-    }  # fmt: skip
     computes_only = True
     outcome_terms = frozenset({"won"})
     tool_signatures = ("act(command)",)
@@ -72,13 +52,11 @@ class TextGameEnv(ToolEnv):
         """Start a game; return it as a task."""
         import textworld
 
-        wanted = textworld.EnvInfos(
-            feedback=True, objective=True, won=True, lost=True, score=True, max_score=True,
-            policy_commands=True,
-        )  # fmt: skip
+        names = ("feedback", "objective", "won", "lost", "score", "max_score", "policy_commands")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self._close_game()
+            wanted = textworld.EnvInfos(**dict.fromkeys(names, True))
             self._game = textworld.start(str(path), wanted, list(wrappers))
             self._state = self._game.reset()
         scene = _readable(self._state.feedback)
@@ -108,6 +86,7 @@ class TextGameEnv(ToolEnv):
         self._state, _, _ = self._game.step(command)
         self._commands.append(command)
         self._score = float(self._state.score or 0) / (self._state.max_score or 1)
+        self.noted["won"] = float(self.is_won)
         reached = 1.0 if self.is_won else min(1.0, self._score)
         self.noted["score_gain"] += self._progress.advance(reached)
         return _readable(self._state.feedback)
@@ -124,11 +103,9 @@ class TextGameEnv(ToolEnv):
         return {"success": float(self.is_won), "score": self._score, **super().metrics()}
 
     def reference_actions(self) -> list[str]:
-        """Return the generator's solution."""
         return [self.write_call("act", command=command) for command in self.task.data["commands"]]
 
     def close(self) -> None:
-        """End the game."""
         self._close_game()
         super().close()
 
@@ -181,11 +158,9 @@ class TextWorldEnv(TextGameEnv):
 
     @property
     def num_tasks(self) -> int | None:
-        """None (endless), or 1 for a given game file."""
         return None if self._file is None else 1
 
     def get_task(self, index: int) -> Task:
-        """Start game `index` of the split."""
         if self._file is not None:
             return self._begin(Path(self._file), (), f"textworld-{Path(self._file).stem}")
         task_id = "-".join(map(str, ("textworld", *self._sizes, self._split, index)))
@@ -204,7 +179,7 @@ class TextWorldEnv(TextGameEnv):
             return path
         folder.mkdir(parents=True, exist_ok=True)
         options = textworld.GameOptions()
-        options.nb_rooms, options.nb_objects, options.quest_length = rooms, objects, quest_length
+        options.nb_rooms, options.nb_objects, options.quest_length = self._sizes
         options.seeds = seed
         with tempfile.TemporaryDirectory(dir=folder) as scratch, warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -253,12 +228,12 @@ class ALFWorldEnv(TextGameEnv):
         base = Path(data) if data else Path(os.environ.get("ALFWORLD_DATA", "")) / "json_2.1.1"
         self._folder = base / split
         wanted = (kinds,) if isinstance(kinds, str) else kinds
-        self._games = sorted(
+        found = sorted(filter(_is_playable, self._folder.rglob("game.tw-pddl")))
+        self._games = [
             path
-            for path in self._folder.rglob("game.tw-pddl")
-            if _is_playable(path)
-            and (wanted is None or re.split("[-/]", self._name(path))[0] in wanted)
-        )
+            for path in found
+            if wanted is None or re.split("[-/]", self._name(path))[0] in wanted
+        ]
         if not self._games:
             raise DataError(
                 f"{self._folder}: no games (game.tw-pddl). Run alfworld-download, and pass "
@@ -271,7 +246,6 @@ class ALFWorldEnv(TextGameEnv):
         return len(self._games)
 
     def get_task(self, index: int) -> Task:
-        """Start game `index`."""
         from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
 
         path = self._games[index]
