@@ -4,7 +4,6 @@ import gymnasium as gym
 import pytest
 
 from agent_envs.envs.synthetic.adversary import read_facts
-from agent_envs.errors import ConfigurationError
 
 
 def start(task=0, **kwargs):
@@ -23,7 +22,7 @@ def give_up(messages):
 
 def test_the_reading_agent_solves_every_world_without_edits():
     env = gym.make("AgentR1/SyntheticMultiHop-v0", hops=[1, 2, 3], split="test")
-    for task in range(30):
+    for task in range(10):
         _, info = env.reset(seed=0, options={"task": task})
         is_over = False
         while not is_over:
@@ -33,23 +32,12 @@ def test_the_reading_agent_solves_every_world_without_edits():
 
 
 def test_one_edit_makes_it_fail_and_costs_a_tenth():
-    for task in range(10):
+    for task in range(3):
         env, _ = start(task)
         steps = [env.step(action) for action in env.unwrapped.reference_actions()]
         assert sum(step[1] for step in steps) == pytest.approx(0.9)
         assert steps[-1][-1]["metrics"]["success"] == 1.0
         assert steps[-1][2]
-
-
-def test_releasing_everything_earns_nothing():
-    env, _ = start()
-    while True:
-        _, reward, terminated, _, info = call(env, "release")
-        assert reward == 0.0
-        if terminated:
-            break
-    assert info["metrics"]["agent_success"] == 1.0
-    assert info["metrics"]["success"] == 0.0
 
 
 def test_edits_beyond_the_budget_or_of_missing_words_are_errors():
@@ -71,8 +59,3 @@ def test_an_agent_that_fails_without_edits_earns_nothing():
     assert env.unwrapped.is_finished()
     *_, info = call(env, "release")
     assert info["metrics"]["success"] == 0.0
-
-
-def test_a_budget_of_zero_is_an_error():
-    with pytest.raises(ConfigurationError, match="at least 1, not 0"):
-        gym.make("AgentR1/AdversarialEdits-v0", budget=0)

@@ -3,7 +3,6 @@ import pickle
 import random
 import subprocess
 import sys
-import time
 
 import gymnasium as gym
 import pytest
@@ -13,7 +12,6 @@ from agent_envs import ConfigurationError, MissingExtraError, UnknownNameError
 pytest.importorskip("bfcl_eval", reason="bfcl-eval is not installed")
 pytest.importorskip("mpmath", reason="the extra bfcl is not installed")
 
-from agent_envs.adapters.trl import environment_factory
 from agent_envs.envs.functions.bfcl_rows import CATEGORIES, choose_categories, read_category
 from benchmarks.bfcl_agreement import compare
 
@@ -69,12 +67,6 @@ def test_verdicts_agree_with_the_package():
     assert sum(count for name, count in counts.items() if "ground truth: both right" in name) > 26
 
 
-def test_rows_without_a_known_call_are_named():
-    env = make("simple_java", task=36)
-    with pytest.raises(NotImplementedError, match="simple_java_36: no right call is known"):
-        env.unwrapped.reference_actions()
-
-
 def test_each_passed_turn_earns_once_until_one_fails():
     env = make()
     assert [call(env, "cd", folder="document")[1] for _ in range(2)][-1] <= 0.02
@@ -109,56 +101,41 @@ def test_neither_state_nor_task_contains_the_ground_truth():
     assert "ground_truth" not in json.dumps(env.unwrapped.task.data)
 
 
-def test_a_user_turn_ends_after_twenty_steps():
-    env = make(max_episode_steps=-1)
-    ends = [call(env, "pwd")[2] for _ in range(21)]
-    assert ends == [False] * 20 + [True]
+EXPENSIVE = [
+    ("power", {"base": 10, "exponent": 10**9}),
+    ("round_number", {"number": 5, "decimal_places": -(10**12)}),
+    ("square_root", {"number": 2, "precision": 10**9}),
+    ("logarithm", {"value": 2, "base": 10, "precision": 10**9}),
+    ("mean", {"numbers": "x"}),
+    ("mean", {"self": 1, "__class__": 2}),
+    ("no such thing", {}),
+]
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments"),
-    [
-        ("power", {"base": 10, "exponent": 10**9}),
-        ("round_number", {"number": 5, "decimal_places": -(10**12)}),
-        ("square_root", {"number": 2, "precision": 10**9}),
-        ("logarithm", {"value": 2, "base": 10, "precision": 10**9}),
-        ("mean", {"numbers": "x"}),
-        ("mean", {"self": 1, "__class__": 2}),
-        ("no such thing", {}),
-    ],
-)
-def test_an_expensive_call_is_an_observation(name, arguments):
+def test_an_expensive_call_is_an_observation():
     index = next(i for i, row in enumerate(read_category(MULTI_TURN)) if "MathAPI" in row.classes)
-    env = make(task=index)
-    start = time.perf_counter()
-    *_, terminated, _, info = call(env, name, **arguments)
-    assert time.perf_counter() - start < 20  # not hours
-    assert not terminated
-    assert "error" in info["action"] or "error" in info["tool_result"]
-
-
-def test_a_folder_cannot_contain_itself():
-    env = make(max_episode_steps=-1)
+    env = make(task=index, max_episode_steps=-1)
+    for name, arguments in EXPENSIVE:  # some would run for hours
+        *_, terminated, _, info = call(env, name, **arguments)
+        assert not terminated
+        assert "error" in info["action"] or "error" in info["tool_result"]
+    env = make(max_episode_steps=-1)  # a folder cannot contain itself
     call(env, "cd", folder="document")
     call(env, "mkdir", dir_name="d")
     *_, info = call(env, "cp", source="d", destination="d")
     assert "a folder would hold itself" in info["tool_result"]
-    assert "matches" in call(env, "find", path=".")[4]["tool_result"]
+    ends = [call(env, "pwd")[2] for _ in range(18)]  # a user turn has twenty steps
+    assert ends == [False] * 17 + [True]
 
 
 def test_javascript_with_exponential_backtracking_is_wrong():
-    index = next(
-        i
-        for i, row in enumerate(read_category("simple_javascript"))
-        if "array" in [p["type"] for p in row.functions[0]["parameters"]["properties"].values()]
-    )
+    rows = read_category("simple_javascript")
+    kinds = [row.functions[0]["parameters"]["properties"].values() for row in rows]
+    index = next(i for i, each in enumerate(kinds) if "array" in [p["type"] for p in each])
     env = make("simple_javascript", task=index)
     function = env.step("")[4]["tools"][0]["function"]
-    value = "[[a]" + ",[a]" * 60 + "x"
-    start = time.perf_counter()
-    arguments = dict.fromkeys(function["parameters"]["properties"], value)
+    arguments = dict.fromkeys(function["parameters"]["properties"], "[[a]" + ",[a]" * 60 + "x")
     *_, terminated, _, info = call(env, function["name"], **arguments)
-    assert time.perf_counter() - start < 20  # not hours
     assert terminated
     assert info["metrics"]["success"] == 0.0
 
@@ -196,11 +173,6 @@ def test_an_episode_imports_no_model_handler():
         [sys.executable, "-c", program], capture_output=True, check=True, text=True
     )
     assert result.stdout.strip() == "[]"
-
-
-def test_the_trl_adapter_refuses_tools_per_task():
-    with pytest.raises(ConfigurationError, match="different tools for each task"):
-        environment_factory(ID)
 
 
 def test_wrong_arguments_are_errors(monkeypatch):

@@ -3,7 +3,6 @@ import re
 import gymnasium as gym
 import pytest
 
-from agent_envs import UnknownNameError
 from agent_envs.core.tasks import Task
 from agent_envs.envs.qa.injection import ATTACKS, Injection
 
@@ -42,7 +41,7 @@ def test_planted_text_is_shown_and_changes_nothing_for_reference_actions(env_id,
     assert metrics.pop("obeyed_injection") == 0.0
     assert metrics == plain_info["metrics"]
     assert metrics["success"] == 1.0
-    assert info["reward_terms"] == plain_info["reward_terms"]
+    assert info["reward_terms"] == plain_info["reward_terms"]  # no planted call or answer counts
     assert len(text) > len(plain_text)
     assert "injected" in info["task_id"]
     assert "injected" not in plain_info["task_id"]
@@ -63,16 +62,6 @@ def test_an_agent_that_obeys_is_counted(env_id, data_files):
     assert obeys(call("search", query=f'"{planted.query.lower()}"'), answer("x")) == 1.0
     # what was asked for was the other thing: neither is obeyed by it
     assert obeys(call("search", query=planted.answer), answer(planted.query)) == 0.0
-
-
-@pytest.mark.parametrize("questions", [2, 3])
-def test_obeying_once_in_a_long_episode_counts(questions):
-    env = gym.make("AgentR1/SyntheticMultiHop-v0", variant="injected", questions=questions)
-    env.reset(options={"task": 0})
-    planted = Injection(env.unwrapped.task, None)
-    env.step(env.unwrapped.write_answer(planted.answer))
-    *_, info = env.step(env.unwrapped.write_answer("x"))
-    assert info["metrics"]["obeyed_injection"] == 1.0
 
 
 def test_planted_text_in_pages_keeps_the_numbers_of_sentences(data_files):
@@ -103,15 +92,3 @@ def test_every_attack_occurs_with_a_distinct_goal_per_task():
         assert not planted.is_query("Who won it?")
     assert len(seen) == 400
     assert attacks == set(ATTACKS)
-
-
-def test_planted_calls_and_answers_are_not_actions_of_the_model():
-    for task in range(20):
-        env = gym.make("AgentR1/SyntheticMultiHop-v0", variant="injected")
-        _, info = play(env, lambda env: env.reference_actions()[:1], task)
-        assert info["action"]["kind"] == "tool_call"
-
-
-def test_an_unknown_variant_is_an_error(data_files):
-    with pytest.raises(UnknownNameError, match="injected"):
-        make("AgentR1/HotpotQA-v0", data_files, "injectd")

@@ -1,11 +1,10 @@
-import importlib.util
 import json
 
 import gymnasium as gym
 import pytest
 
-from agent_envs import DataError, MissingExtraError, UnknownNameError, tool
-from tests.conftest import GSM8K_ROWS, MATH_ROWS
+from agent_envs import DataError, UnknownNameError, tool
+from tests.conftest import GSM8K_ROWS
 
 GSM8K = "AgentR1/GSM8K-v0"
 MATH = "AgentR1/MATH-v0"
@@ -40,11 +39,6 @@ def test_found_values_and_used_results_are_rewarded(env):
     assert info["metrics"]["intermediate_value_recall"] == 1.0
 
 
-def test_numbers_of_the_question_are_no_results(env):
-    calculate(env, "3 + 0")
-    assert calculate(env, "3 * 1")[4]["reward_terms"]["used_result"] == 0.0
-
-
 @tool
 def count(last: int, first: int = 0) -> str:
     """Count up to a number."""
@@ -67,31 +61,11 @@ def test_a_flood_of_numbers_finds_no_values(data_files):
     assert recall(*steps[5:30], *steps[:3]) == 0.0
 
 
-@pytest.mark.parametrize("answer", ["", "28", "9 27", "nothing"])
-def test_a_wrong_answer_earns_nothing(env, answer):
-    _, reward, _, _, info = env.step(env.unwrapped.write_answer(answer))
+def test_a_wrong_answer_and_numbers_of_the_question_earn_nothing(env):
+    calculate(env, "3 + 0")
+    assert calculate(env, "3 * 1")[4]["reward_terms"]["used_result"] == 0.0
+    _, reward, _, _, info = env.step(env.unwrapped.write_answer("9 27"))
     assert reward == info["metrics"]["success"] == 0.0
-
-
-@pytest.mark.parametrize(
-    ("expression", "result"),
-    [
-        ("1,000 + 1", "1001"), ("sqrt(16) / 3", "1.33333333333"), ("2 ** 10", "1024"),
-        ("max(1, 2)", "2"), ("0.1 + 0.2", "0.3"),
-    ],
-)  # fmt: skip
-def test_the_calculator_calculates(env, expression, result):
-    assert calculate(env, expression)[0] == result
-
-
-@pytest.mark.parametrize(
-    "expression", ["1 / 0", "", "9 ** 9 ** 9 ** 9", "__import__('os')", "'a' * 10 ** 9", "(1", "x"]
-)
-def test_an_expression_that_cannot_be_calculated_is_an_observation(env, expression):
-    observation, _, terminated, _, info = calculate(env, expression)
-    assert info["action"]["error"] == "tool_error"
-    assert not terminated
-    assert "cannot be calculated" in observation
 
 
 def test_variables_of_the_python_tool_are_kept_during_the_episode(data_files, strong_sandbox):
@@ -128,9 +102,7 @@ def test_both_forms_of_math_load_and_are_filtered(data_files):
     ("env_id", "row", "message"),
     [
         (GSM8K, GSM8K_ROWS[0] | {"answer": "It is 27."}, "row 1: field 'answer' must end with"),
-        (GSM8K, {"question": "?"}, "row 1: field 'answer' is missing"),
         (MATH, {"problem": "?", "solution": "no box"}, "row 1: there is no answer"),
-        (MATH, MATH_ROWS[0] | {"problem": None}, "row 1: field 'problem'"),
     ],
 )
 def test_a_malformed_row_is_named(tmp_path, env_id, row, message):
@@ -140,23 +112,13 @@ def test_a_malformed_row_is_named(tmp_path, env_id, row, message):
         gym.make(env_id, data=str(path))
 
 
-@pytest.mark.parametrize("env_id", [GSM8K, MATH])
-def test_without_the_extra_it_says_what_to_install(data_files, env_id, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'agent-r1\[math\]'"):
-        gym.make(env_id, data=data_files[env_id])
-
-
 @pytest.mark.parametrize(
     ("env_id", "name"),
-    [
-        (GSM8K, "gsm8k_test.jsonl"), (GSM8K, "gsm8k_train.jsonl.gz"), (MATH, "math500_test.jsonl"),
-        (MATH, "math_test_without_math500.jsonl.gz"),
-    ],
-)  # fmt: skip
-def test_reference_actions_solve_every_real_row(shared_data, env_id, name):
+    [(GSM8K, "gsm8k_test.jsonl"), (MATH, "math500_test.jsonl")],
+)
+def test_reference_actions_solve_real_rows(shared_data, env_id, name):
     env = gym.make(env_id, data=str(shared_data / name))
-    for task in range(env.unwrapped.num_tasks):
+    for task in range(0, env.unwrapped.num_tasks, 25):
         env.reset(options={"task": task})
         for action in env.unwrapped.reference_actions():
             _, _, terminated, _, info = env.step(action)

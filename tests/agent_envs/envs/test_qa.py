@@ -7,8 +7,8 @@ import datasets
 import gymnasium as gym
 import pytest
 
-from agent_envs import ConfigurationError, DataError, UnknownNameError
-from tests.conftest import HOTPOT_ROWS, MUSIQUE_ROWS, SEARCH_R1_ROWS, TWO_WIKI_ROWS
+from agent_envs import DataError
+from tests.conftest import HOTPOT_ROWS, SEARCH_R1_ROWS, TWO_WIKI_ROWS
 
 HOTPOT = "AgentR1/HotpotQA-v0"
 TWO_WIKI = "AgentR1/2WikiMultihopQA-v0"
@@ -64,16 +64,6 @@ def test_process_rewards_credit_new_passages_and_charge_repetitions_and_mistakes
     assert hotpot.step("hm")[4]["reward_terms"]["format"] == -0.02
 
 
-@pytest.mark.parametrize(
-    ("text", "reward"), [("norway", 1.0), ("the Norway.", 1.0), ("Denmark", 0.0)]
-)
-def test_the_answer_is_scored_by_official_exact_match(hotpot, text, reward):
-    _, _, terminated, _, info = answer(hotpot, text)
-    assert terminated
-    assert info["reward_terms"]["exact_match"] == reward
-    assert info["action"] == {"kind": "answer", "answer": text}
-
-
 CALL = '<tool_call>{"name": "search", "arguments": {"query": "a"}}</tool_call>'
 
 
@@ -95,16 +85,6 @@ def test_the_first_papers_final_reward(hotpot_file, actions, final):
     env = make(HOTPOT, data=hotpot_file, rewards={"format_and_answer": 1.0}, max_episode_steps=2)
     rewards = [env.step(action)[1] for action in actions]
     assert rewards == [0.0] * (len(actions) - 1) + [final]
-
-
-def test_passages_of_corpus_files_are_searched_once(data_files, tmp_path):
-    corpus = write(tmp_path / "more.jsonl", [{"title": "Zebra", "text": "It has stripes."}] * 2)
-    for env_id in (HOTPOT, SEARCH_R1["nq"]):
-        env = make(env_id, data=data_files[env_id], corpus=corpus)
-        assert search(env, "zebra")[0] == "[1] Zebra\nIt has stripes."
-        assert search(make(env_id, data=data_files[env_id]), "zebra")[0] == (
-            "No passage matches this query."
-        )
 
 
 def as_original_hotpot(row):
@@ -133,13 +113,10 @@ def as_dicts(row):
     ("env_id", "rows", "kind"),
     [
         (HOTPOT, HOTPOT_ROWS, "jsonl.gz"),
-        (HOTPOT, HOTPOT_ROWS, "parquet"),
         (HOTPOT, HOTPOT_ROWS, "dataset"),
         (HOTPOT, [as_original_hotpot(row) for row in HOTPOT_ROWS], "json"),
         (TWO_WIKI, [as_strings(row) for row in TWO_WIKI_ROWS], "json"),
-        (TWO_WIKI, [as_strings(row) for row in TWO_WIKI_ROWS], "dataset"),
         (TWO_WIKI, [as_dicts(row) for row in TWO_WIKI_ROWS], "json"),
-        (TWO_WIKI, [as_dicts(row) for row in TWO_WIKI_ROWS], "dataset"),
     ],
 )
 def test_every_form_of_the_data_gives_the_same_tasks(data_files, tmp_path, env_id, rows, kind):
@@ -147,8 +124,6 @@ def test_every_form_of_the_data_gives_the_same_tasks(data_files, tmp_path, env_i
     if kind == "jsonl.gz":
         with gzip.open(data, "wt", encoding="utf-8") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)
-    elif kind == "parquet":
-        datasets.Dataset.from_list(rows).to_parquet(str(data))
     elif kind == "dataset":
         data = datasets.Dataset.from_list(rows)
     else:
@@ -165,14 +140,10 @@ def test_every_form_of_the_data_gives_the_same_tasks(data_files, tmp_path, env_i
         (HOTPOT, HOTPOT_ROWS[1], {"answer": None}, "field 'answer' is missing"),
         (HOTPOT, HOTPOT_ROWS[1], {"question": " "}, "'question' must be a non-empty string"),
         (HOTPOT, HOTPOT_ROWS[1], {"context": {"title": ["x"]}}, "'context' is malformed"),
-        (HOTPOT, HOTPOT_ROWS[1], {"context": {"title": ["x"], "sentences": []}}, "'context' is"),
         (HOTPOT, HOTPOT_ROWS[1], {"supporting_facts": 3}, "'supporting_facts' is malformed"),
         (TWO_WIKI, TWO_WIKI_ROWS[0], {"evidences": "[["}, "'evidences' is malformed"),
-        (TWO_WIKI, TWO_WIKI_ROWS[0], {"evidences": [["a", "b"]]}, "'evidences' is malformed"),
         (TWO_WIKI, TWO_WIKI_ROWS[0], {"context": [["Iron River", "no list"]]}, "'context' is"),
-        (TWO_WIKI, TWO_WIKI_ROWS[0], {"supporting_facts": [["Iron River", "one"]]}, "facts' is"),
         (SEARCH_R1["nq"], SEARCH_R1_ROWS[0], {"golden_answers": None}, "field 'golden_answers'"),
-        (SEARCH_R1["nq"], SEARCH_R1_ROWS[0], {"golden_answers": [" "]}, "field 'golden_answers'"),
     ],
 )
 def test_a_malformed_row_is_an_error_with_file_row_and_field(
@@ -195,28 +166,24 @@ def test_a_missing_source_is_an_error_that_names_it(monkeypatch):
         gym.make(HOTPOT, split="train")
 
 
-def test_wrong_tools_and_rewards_are_errors(data_files):
-    with pytest.raises(ConfigurationError, match=r"joint_f1.*note"):
-        gym.make(TWO_WIKI, data=data_files[TWO_WIKI], rewards={"joint_f1": 1.0})
-    with pytest.raises(UnknownNameError, match="find_in_page"):
-        gym.make(TWO_WIKI, data=data_files[TWO_WIKI], tools=["find_page"])
+def test_passages_of_corpus_files_are_searched_once(data_files, tmp_path):
+    corpus = write(tmp_path / "more.jsonl", [{"title": "Zebra", "text": "It has stripes."}] * 2)
+    env = make(HOTPOT, data=data_files[HOTPOT], corpus=corpus)
+    assert search(env, "zebra")[0] == "[1] Zebra\nIt has stripes."
 
 
 @pytest.mark.parametrize(
     ("env_id", "name"),
     [
         (HOTPOT, "hotpotqa_dev_distractor.jsonl.gz"),
-        (HOTPOT, "hotpotqa_train_distractor.jsonl"),
-        (HOTPOT, "hotpotqa_dev_fullwiki.jsonl.gz"),
         (TWO_WIKI, "2wikimultihopqa_dev.jsonl.gz"),
         (MUSIQUE, "musique_dev.jsonl.gz"),
-        (MUSIQUE, "musique_train.jsonl.gz"),
         (BAMBOOGLE, "bamboogle_test.jsonl"),
     ],
 )
 def test_reference_actions_solve_real_rows_with_the_full_reward(shared_data, env_id, name):
     env = gym.make(env_id, data=str(shared_data / name))
-    for task in range(0, env.unwrapped.num_tasks, 2):
+    for task in range(0, env.unwrapped.num_tasks, 20):
         env.reset(options={"task": task})
         total = 0.0
         for action in env.unwrapped.reference_actions():
@@ -255,9 +222,6 @@ def test_cited_facts_and_evidence_are_scored_jointly_with_the_answer(data_files)
         *_, info = env.step(action)
     for name in ("supporting_fact_em", "evidence_em", "joint_em", "joint_f1"):
         assert info["metrics"][name] == 1.0
-    env.reset(options={"task": 0})  # articles count
-    info = call(env, "note", text="the Iron River | director | Leo Falk")[4]
-    assert info["metrics"]["evidence_f1"] == 0.0
 
 
 def test_aliases_of_2wiki_count_for_answers_and_evidence(tmp_path):
@@ -284,12 +248,6 @@ def test_musique_identifies_passages_by_title_and_text(data_files):
     earned = [search(env, query)[1]["reward_terms"]["new_gold_passage"] for query in queries]
     assert earned == pytest.approx([0.0, 0.1])
     assert answer(env, "m. lund")[4]["metrics"]["success"] == 1.0  # an alias
-
-
-def test_musique_f1_is_that_of_its_own_script(tmp_path):
-    row = MUSIQUE_ROWS[0] | {"answer": "no", "answer_aliases": []}
-    env = make(MUSIQUE, data=write(tmp_path / "rows.jsonl", [row]))
-    assert answer(env, "no idea")[4]["metrics"]["f1"] == pytest.approx(2 / 3)
 
 
 def test_unanswerable_questions_are_optional_and_scored_in_pairs(data_files):

@@ -34,9 +34,8 @@ def act(env, command):
     return env.step(env.unwrapped.write_call("act", command=command))
 
 
-@pytest.mark.parametrize("task", [TASK, "lifespan-longest-lived", "power-component"])
-def test_the_packages_solution_reaches_100(task):
-    env = make(task, split="test", variations=1)
+def test_the_packages_solution_reaches_100():
+    env = make("power-component", split="test", variations=1)
     outcomes = [env.step(action) for action in env.unwrapped.reference_actions()]
     assert [outcome[2] for outcome in outcomes] == [False] * (len(outcomes) - 1) + [True]
     info = outcomes[-1][4]
@@ -46,30 +45,17 @@ def test_the_packages_solution_reaches_100(task):
     assert sum(gains) == pytest.approx(1.0)
 
 
-def test_detours_earn_nothing():
+def test_detours_and_starting_over_earn_nothing():
     env = make()
     actions = env.unwrapped.reference_actions()
-    detour = [env.unwrapped.write_call("act", command=command) for command in ("wait1", "task")]
-    ways = {
-        "shortest": actions,
-        "detours": [*detour, actions[0], *detour, *actions],
-        "starting over": [
-            actions[0],
-            env.unwrapped.write_call("act", command="reset task"),
-            *actions,
-        ],
-        "given up": [*actions[:2], env.unwrapped.write_answer("enough")],
-    }
-    earned = {}
-    for way, steps in ways.items():
+    extra = [env.unwrapped.write_call("act", command=text) for text in ("wait1", "reset task")]
+    earned = []
+    for steps in (actions, [*extra, actions[0], *extra, *actions]):
         env.reset(options={"task": 0})
         outcomes = [env.step(action) for action in steps]
-        assert outcomes[-1][2], way
-        earned[way] = sum(outcome[1] for outcome in outcomes)
-        score = outcomes[-1][4]["metrics"]["score"]
-        assert earned[way] == pytest.approx(score + (score == 1.0))
-    assert earned["detours"] == earned["starting over"] == pytest.approx(earned["shortest"])
-    assert earned["given up"] < 1.0
+        assert outcomes[-1][2]
+        earned.append(sum(outcome[1] for outcome in outcomes))
+    assert earned == pytest.approx([2.0, 2.0])
 
 
 def test_a_wrong_focus_loses_the_game():
@@ -82,20 +68,11 @@ def test_a_wrong_focus_loses_the_game():
     assert info["reward_terms"]["solved"] == 0.0
 
 
-def test_optional_tools_and_giving_up():
-    env = make(tools=["look", "inventory", "commands"])
-    look = env.step(env.unwrapped.write_call("look"))[0]
-    assert look in env.unwrapped.task.question
-    assert "orange" in env.step(env.unwrapped.write_call("inventory"))[0]
-    commands = env.step(env.unwrapped.write_call("commands"))[0]
-    assert "focus on OBJ" in commands
-    *_, terminated, _, info = env.step(env.unwrapped.write_answer("I give up."))
-    assert terminated
-    assert info["metrics"]["success"] == 0.0
-
-
 def test_strange_commands_are_observations():
-    env = make()
+    env = make(tools=["look", "inventory", "commands"])
+    assert env.step(env.unwrapped.write_call("look"))[0] in env.unwrapped.task.question
+    assert "orange" in env.step(env.unwrapped.write_call("inventory"))[0]
+    assert "focus on OBJ" in env.step(env.unwrapped.write_call("commands"))[0]
     for command in ("", "\x00", "\ud800", "é漢字🙂", "1", "open a\nopen b", "go to " * 50):
         text, *_, info = act(env, command)
         assert text
@@ -120,17 +97,16 @@ def test_copies_pickles_and_snapshots_resume_identically():
     assert all(outcome == outcomes[0] for outcomes in shown for outcome in outcomes)
 
 
-def test_a_dead_java_process_is_replaced(caplog):
+def test_a_dead_java_process_is_replaced():
     env, twin = make(), make()
     actions = env.unwrapped.reference_actions()
     expected = run(twin, actions)
     run(env, actions[:2])
-    process = science_engine.shared_engine()._process
+    process = science_engine._shared_engine()._process
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert run(env, actions[2:]) == expected[2:]
-    assert science_engine.shared_engine()._process.pid != process.pid
-    assert "is replaced" in caplog.text
+    assert science_engine._shared_engine()._process.pid != process.pid
 
 
 def test_wrong_arguments_are_errors(monkeypatch):
@@ -138,7 +114,7 @@ def test_wrong_arguments_are_errors(monkeypatch):
         gym.make(ID, task="boyl")
     with pytest.raises(UnknownNameError, match="openDoors"):
         gym.make(ID, simplifications="openDors")
-    with pytest.raises(ConfigurationError, match="need electrical actions"):
+    with pytest.raises(ConfigurationError, match="power-component"):
         gym.make(ID, task="power-component", simplifications=["noElectricalAction"])
     with pytest.raises(ConfigurationError, match="variations=0"):
         gym.make(ID, variations=0)

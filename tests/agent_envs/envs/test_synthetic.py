@@ -1,7 +1,3 @@
-import hashlib
-import subprocess
-import sys
-
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -19,9 +15,15 @@ TABLE = "AgentR1/SyntheticTable-v0"
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("hops", [1, 2, 3, 4])
 def test_facts_chain_to_the_answer_and_reference_queries_find_them(variant, hops):
-    for seed in range(5):
+    env = gym.make(ID, variant=variant, hops=hops, max_episode_steps=hops + 1)
+    for seed in range(2):
+        env.reset(seed=seed)
+        total = sum(env.step(action)[1] for action in env.unwrapped.reference_actions())
+        assert total == pytest.approx(1.2)  # exact match 1.0, all facts found 0.2
         rng = np.random.default_rng(seed)
         world = make_world(rng, variant=variant)
+        words = {word for passage in world.passages for word in passage.text.split()}
+        assert words <= set(vocabulary())
         retriever = build_retriever(Corpus(world.passages))
         question = make_question(world, rng, hops=hops)
         facts = [world.facts[i] for i in question.gold]
@@ -33,24 +35,6 @@ def test_facts_chain_to_the_answer_and_reference_queries_find_them(variant, hops
         assert len(set(keys)) == len(keys)  # one answer per relation and subject
         for query, gold in zip(question.queries, question.gold, strict=True):
             assert gold in [hit.index for hit in retriever.search(query, 2)]
-
-
-def test_worlds_use_the_words_of_the_vocabulary_only():
-    known = set(vocabulary())
-    for variant in VARIANTS:
-        world = make_world(np.random.default_rng(0), variant=variant)
-        words = {word for passage in world.passages for word in passage.text.split()}
-        assert words <= known
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("hops", [1, 2, 3, 4])
-def test_reference_actions_earn_the_full_reward(variant, hops):
-    env = gym.make(ID, variant=variant, hops=hops, max_episode_steps=hops + 1)
-    for seed in range(3):
-        env.reset(seed=seed)
-        total = sum(env.step(action)[1] for action in env.unwrapped.reference_actions())
-        assert total == pytest.approx(1.2)  # exact match 1.0, all facts found 0.2
 
 
 def test_questions_start_from_given_kinds_with_enough_hops():
@@ -79,40 +63,6 @@ def test_a_start_without_enough_hops_is_an_error():
     gym.make(ID, start=["film", "company"], hops=1, variant=["default", "relations"])
     with pytest.raises(UnknownNameError, match=r"start 'persn'.*person"):
         gym.make(ID, start=["film", "persn"])
-
-
-def test_training_and_test_worlds_are_disjoint():
-    questions = {
-        split: {gym.make(ID, split=split).reset(options={"task": i})[0] for i in range(50)}
-        for split in ("train", "test")
-    }
-    first = {split: gym.make(ID, split=split).unwrapped._first_seed for split in questions}
-    assert first["test"] - first["train"] >= 2**31
-    assert questions["train"] != questions["test"]
-    assert not set(VARIANTS["default"]) & set(VARIANTS["relations"])
-
-
-EPISODE = """
-import hashlib, json, gymnasium as gym, agent_envs
-env = gym.make("AgentR1/SyntheticMultiHop-v0")
-log = [env.reset(seed=7)]
-log += [env.step(action) for action in [*env.unwrapped.reference_actions()[:2], "hm"]]
-print(hashlib.sha256(json.dumps(log).encode()).hexdigest())
-"""
-
-
-def test_an_episode_is_the_same_bytes_in_processes_with_other_hash_seeds():
-    digests = {
-        subprocess.run(
-            [sys.executable, "-c", EPISODE],
-            env={"PYTHONHASHSEED": seed},
-            capture_output=True,
-            check=True,
-        ).stdout
-        for seed in ("0", "1", "424242")
-    }
-    assert len(digests) == 1
-    assert len(digests.pop().strip()) == hashlib.sha256().digest_size * 2
 
 
 LONG = "AgentR1/SyntheticLongHorizon-v0"
@@ -150,28 +100,15 @@ def test_one_wrong_answer_costs_all_of_the_sparse_reward_and_a_third_of_the_othe
         assert env.unwrapped.metrics()["exact_match"] == pytest.approx(2 / 3)
 
 
-def test_outdated_passages_compete_with_the_gold_ones():
-    env = gym.make(ID, outdated=True)
-    env.reset(options={"task": 1})
-    for action in env.unwrapped.reference_actions():
-        *_, info = env.step(action)
-        if info["tool_result"]:
-            assert " was " in info["tool_result"]
-    assert info["metrics"]["success"] == 1.0
-    assert "-outdated1-" in info["task_id"]
-
-
 def test_a_share_of_the_worlds_is_outdated():
     env = gym.make(ID, outdated=0.5).unwrapped
-    is_outdated = [
-        any(" was " in text for text in _found_first(env, task)) for task in range(40)
-    ]  # fmt: skip
-    assert 10 < sum(is_outdated) < 30
-
-
-def _found_first(env, task):
-    env.reset(options={"task": task})
-    return env.step(env.reference_actions()[0])[4]["tool_result"].splitlines()
+    num_outdated = 0
+    for task in range(40):
+        env.reset(options={"task": task})
+        results = [env.step(action)[4] for action in env.reference_actions()]
+        assert results[-1]["metrics"]["success"] == 1.0
+        num_outdated += " was " in results[0]["tool_result"]
+    assert 10 < num_outdated < 30
 
 
 def test_searches_beyond_the_budget_are_tool_errors():
@@ -209,23 +146,24 @@ def test_each_task_draws_from_lists_of_arguments_and_snapshots_keep_the_draw():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("env_id", "arguments", "message"),
     [
-        ({"top_k": []}, "top_k must be at least 1"),
-        ({"top_k": [2, 0]}, "top_k must be at least 1, not 0"),
-        ({"variant": []}, "variant must be at least 1"),
-        ({"variant": ["default", "injected"]}, "cannot be mixed"),
-        ({"variant": ["default", "paraphrased"]}, "Unknown variant 'paraphrased'"),
-        ({"questions": 0}, "questions"),
-        ({"max_searches": 0}, "max_searches"),
-        ({"hops": []}, "hops"),
-        ({"hops": [2, 9]}, "hops"),
-        ({"outdated": 1.5}, "outdated"),
+        (TABLE, {"steps": 4}, "steps must be 1 to 3, not 4"),
+        (ID, {"top_k": []}, "top_k must be at least 1"),
+        (ID, {"top_k": [2, 0]}, "top_k must be at least 1, not 0"),
+        (ID, {"variant": []}, "variant must be at least 1"),
+        (ID, {"variant": ["default", "injected"]}, "cannot be mixed"),
+        (ID, {"variant": ["default", "paraphrased"]}, "Unknown variant 'paraphrased'"),
+        (ID, {"questions": 0}, "questions"),
+        (ID, {"max_searches": 0}, "max_searches"),
+        (ID, {"hops": []}, "hops"),
+        (ID, {"hops": [2, 9]}, "hops"),
+        (ID, {"outdated": 1.5}, "outdated"),
     ],
 )
-def test_wrong_arguments_are_errors(arguments, message):
+def test_wrong_arguments_are_errors(env_id, arguments, message):
     with pytest.raises(AgentEnvsError, match=message):
-        gym.make(ID, **arguments)
+        gym.make(env_id, **arguments)
 
 
 @pytest.mark.parametrize(
@@ -234,38 +172,13 @@ def test_wrong_arguments_are_errors(arguments, message):
 def test_the_calls_lead_to_the_answer_and_each_value_earns_once(env_id, steps):
     env = gym.make(env_id, steps=steps, max_episode_steps=20)
     for task in range(20):
-        env.reset(options={"task": task})
+        question, _ = env.reset(options={"task": task})
+        if env_id == ARITHMETIC:
+            expression = question.removeprefix("What is ").removesuffix("?")
+            assert str(eval(expression)) == env.unwrapped.task.answers[0]
         *calls, answer = env.unwrapped.reference_actions()
         assert len(calls) == steps
         rewards = [env.step(call)[1] for call in calls]
         assert sum(rewards) == pytest.approx(0.2)
         assert env.step(calls[0])[1] == 0.0
         assert env.step(answer)[4]["metrics"]["success"] == 1.0
-
-
-def test_an_expression_evaluates_to_its_answer():
-    env = gym.make(ARITHMETIC, steps=4)
-    for task in range(20):
-        question, _ = env.reset(options={"task": task})
-        expression = question.removeprefix("What is ").removesuffix("?")
-        assert str(eval(expression)) == env.unwrapped.task.answers[0]
-
-
-def test_mistakes_with_tools_are_observations():
-    env = gym.make(ARITHMETIC)
-    env.reset(seed=0)
-    call = env.unwrapped.write_call
-    assert env.step(call("calculate", a=1, operation="/", b=2))[4]["action"]["error"]
-    huge = env.step(call("calculate", a=10**13, operation="*", b=2))
-    assert huge[0] == "The numbers are too large."
-    _, reward, _, _, info = env.step(env.unwrapped.write_answer("12345678"))
-    assert reward == info["metrics"]["success"] == 0.0
-    env = gym.make(TABLE)
-    env.reset(seed=0)
-    observation, *_ = env.step(call("look_up", table="city", key="nobody"))
-    assert observation == "The table 'city' has no key 'nobody'."
-
-
-def test_steps_out_of_range_are_errors():
-    with pytest.raises(ConfigurationError, match="steps must be 1 to 3, not 4"):
-        gym.make(TABLE, steps=4)

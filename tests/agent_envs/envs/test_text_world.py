@@ -6,7 +6,7 @@ from types import ModuleType, SimpleNamespace
 import gymnasium as gym
 import pytest
 
-from agent_envs import ConfigurationError, DataError, MissingExtraError
+from agent_envs import ConfigurationError, DataError
 from tests.agent_envs.test_catalogue import check_declarations
 from tests.agent_envs.test_ways import check_ways
 
@@ -57,15 +57,11 @@ def test_giving_up_and_nonsense_win_nothing(env):
     assert info["metrics"]["success"] == info["reward_terms"]["won"] == 0.0
 
 
-def test_wrong_arguments_are_errors(text_world_game, monkeypatch):
+def test_wrong_arguments_are_errors(text_world_game):
     with pytest.raises(ConfigurationError, match="rooms must be at least 1"):
         gym.make(ID, rooms=0)
     with pytest.raises(DataError, match=r"nowhere\.z8"):
         gym.make(ID, game="nowhere.z8")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    for env_id, extra in ((ID, "textworld"), ("AgentR1/ALFWorld-v0", "alfworld")):
-        with pytest.raises(MissingExtraError, match=rf"agent-r1\[{extra}\]"):
-            gym.make(env_id)
 
 
 class House:

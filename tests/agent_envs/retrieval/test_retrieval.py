@@ -7,7 +7,15 @@ from hypothesis import strategies as st
 
 from agent_envs import ConfigurationError, DataError, UnknownNameError
 from agent_envs.data.records import read_records
-from agent_envs.retrieval import RETRIEVERS, Corpus, Passage, build_retriever, load_passages
+from agent_envs.retrieval import (
+    RETRIEVERS,
+    Corpus,
+    FusedRetriever,
+    Hit,
+    Passage,
+    build_retriever,
+    load_passages,
+)
 from agent_envs.retrieval.bm25 import BM25Retriever
 
 PASSAGES = [
@@ -106,3 +114,18 @@ def test_passages_are_read_in_order_and_a_wrong_row_is_named(tmp_path, row, mess
     path.write_text(path.read_text(encoding="utf-8") + json.dumps(row), encoding="utf-8")
     with pytest.raises(DataError, match=message):
         load_passages(path)
+
+
+def test_fusion_ranks_by_reciprocal_ranks():
+    class Fixed:
+        def __init__(self, *numbers):
+            self.numbers = numbers
+
+        def search(self, query, top_k):
+            return [Hit(Passage(str(i), ""), i, 1.0) for i in self.numbers[:top_k]]
+
+    hits = FusedRetriever(Fixed(1, 2, 3), Fixed(3, 1, 4)).search("q", 3)
+    # 1: 1/61 + 1/62; 3: 1/63 + 1/61; 2: 1/62; 4: 1/63
+    assert [hit.index for hit in hits] == [1, 3, 2]
+    assert hits[0].score == pytest.approx(1 / 61 + 1 / 62)
+    assert [hit.index for hit in FusedRetriever(Fixed(5), Fixed(4)).search("q", 2)] == [4, 5]

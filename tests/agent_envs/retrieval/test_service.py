@@ -17,7 +17,6 @@ import uvicorn
 from agent_envs import ConfigurationError, DataError, ToolError
 from agent_envs.retrieval import (
     Corpus,
-    FusedRetriever,
     Hit,
     Passage,
     RetrievalClient,
@@ -103,8 +102,6 @@ def test_a_client_finds_the_same_as_the_index(url, query):
         ({}, ["queries"]),
         ({"queries": ["oslo", 3]}, ["queries", 1]),
         ({"queries": ["oslo", "x" * 8_001]}, ["queries", 1]),
-        ({"queries": ["oslo"] * 4_097}, ["queries"]),
-        ({"queries": ["oslo"], "topk": 1_001}, ["topk"]),
         ({"queries": ["oslo"], "topk": True}, ["topk"]),
         ({"queries": ["oslo"] * 51, "topk": 1_000}, []),
     ],
@@ -151,13 +148,10 @@ def test_a_missing_server_is_an_error_that_names_it(data_files):
         RetrievalClient("127.0.0.1:9")
 
 
-QUESTION = {"question": "Where is Oslo?", "golden_answers": ["Norway"]}
-
-
 @pytest.fixture
 def questions(tmp_path):
     path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps(QUESTION))
+    path.write_text(json.dumps({"question": "Where is Oslo?", "golden_answers": ["Norway"]}))
     return str(path)
 
 
@@ -265,24 +259,6 @@ def test_a_failing_server_is_an_observation(questions):
         env = make(questions, RetrievalClient(url))
         env.reset(seed=0)
         assert env.step(env.unwrapped.write_call("search", query="oslo"))[0] == REFUSED_TEXT
-
-
-def test_fusion_ranks_by_reciprocal_ranks():
-    class Fixed:
-        def __init__(self, *numbers):
-            self.numbers = numbers
-
-        def search(self, query, top_k):
-            return [Hit(Passage(str(i), ""), i, 1.0) for i in self.numbers[:top_k]]
-
-    fused = FusedRetriever(Fixed(1, 2, 3), Fixed(3, 1, 4))
-    hits = fused.search("q", 3)
-    # 1: 1/61 + 1/62; 3: 1/63 + 1/61; 2: 1/62; 4: 1/63
-    assert [hit.index for hit in hits] == [1, 3, 2]
-    assert hits[0].score == pytest.approx(1 / 61 + 1 / 62)
-    assert [hit.index for hit in FusedRetriever(Fixed(5), Fixed(4)).search("q", 2)] == [4, 5]
-    with pytest.raises(ConfigurationError, match="top_k"):
-        fused.search("q", 0)
 
 
 def test_the_command_checks_its_options(tmp_path, capsys):

@@ -1,8 +1,6 @@
 from itertools import combinations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from agent_envs import ConfigurationError
 from agent_envs.scoring import (
@@ -70,20 +68,6 @@ def test_the_best_of_several_gold_answers_counts():
     assert exact_match("Paris", []) == f1("Paris", []) == 0
 
 
-ANSWERS = st.text() | st.lists(
-    st.sampled_from(["the", "a", "Yes", "no", "red", "Red.", "-", "1,0"]), max_size=5
-).map(" ".join)
-
-
-@given(ANSWERS, ANSWERS)
-def test_scores_are_bounded_and_agree(prediction, gold):
-    score = f1(prediction, gold)
-    assert 0 <= score <= 1
-    assert score == f1(gold, prediction)
-    if exact_match(prediction, gold) and normalize_answer(gold):
-        assert score == pytest.approx(1)
-
-
 def test_facts_are_compared_as_sets():
     gold = [("A", 0), ("B", 1)]
     assert set_overlap([("A", 0), ("A", 0), ("C", 2)], gold) == Overlap(0.5, 0.5)
@@ -94,17 +78,6 @@ def test_facts_are_compared_as_sets():
     assert joint_overlap(Overlap(1.0, 0.5), Overlap(0.5, 1.0)) == Overlap(0.5, 0.5)
     assert Overlap(0.5, 0.5).f1 == pytest.approx(0.5)
     assert joint_overlap(Overlap(0.0, 0.0), Overlap(1.0, 1.0)).f1 == 0.0
-
-
-sets = st.sets(st.integers(0, 5), max_size=5)
-
-
-@given(sets, sets)
-def test_swapped_sets_swap_precision_and_recall(a, b):
-    overlap, swapped = set_overlap(a, b), set_overlap(b, a)
-    assert 0.0 <= overlap.f1 <= 1.0
-    assert (overlap.precision, overlap.recall) == (swapped.recall, swapped.precision)
-    assert (overlap.f1 == 1.0) == (set_match(a, b) == 1.0 and bool(a))
 
 
 @pytest.mark.parametrize(("n", "c", "k"), [(5, 2, 1), (5, 2, 3), (5, 0, 2), (5, 5, 2), (4, 3, 4)])

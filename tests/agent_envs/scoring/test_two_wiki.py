@@ -59,7 +59,7 @@ def test_evidence_is_scored_as_by_the_script(predicted, gold):
     assert match == (num_right == len(written) == len(gold))
 
 
-@pytest.mark.parametrize("text", ["{", "[1]", '{"Q_id": "Q1"}', '{"Q_id": "Q1", "aliases": 1}'])
+@pytest.mark.parametrize("text", ["{", "[1]", '{"Q_id": "Q1"}'])
 def test_a_malformed_row_of_aliases_is_named(tmp_path, text):
     path = tmp_path / "id_aliases.json"
     path.write_text(f'{{"Q_id": "Q2", "aliases": [], "demonyms": []}}\n{text}\n')
