@@ -11,21 +11,7 @@ from agent_envs.core.rewards import StepEvent, format_term, noted_terms
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import ToolResult
 from agent_envs.core.tool_env import ToolEnv
-from agent_envs.envs.functions.bfcl_checks import (
-    BackEnds,
-    Call,
-    is_right_state,
-    is_right_turn,
-    right_turns,
-    run_ground_truth,
-)
-from agent_envs.envs.functions.bfcl_rows import (
-    Row,
-    choose_categories,
-    make_tools,
-    read_category,
-    tool_name,
-)
+from agent_envs.envs.functions import bfcl_checks, bfcl_rows
 from agent_envs.errors import MissingExtraError
 from agent_envs.formats.actions import text_argument
 from agent_envs.formats.openai_format import FunctionCall, write_message
@@ -93,16 +79,16 @@ class BFCLEnv(ToolEnv):
             shared: Arguments of `ToolEnv`.
         """
         _require_package()
-        self._categories = choose_categories(category)
+        self._categories = bfcl_rows.choose_categories(category)
         super().__init__(**shared)
 
     @property
     def num_tasks(self) -> int:
-        return sum(len(read_category(name)) for name in self._categories)
+        return sum(len(bfcl_rows.read_category(name)) for name in self._categories)
 
     def get_task(self, index: int) -> Task:
         for name in self._categories:
-            rows = read_category(name)
+            rows = bfcl_rows.read_category(name)
             if index < len(rows):
                 break
             index -= len(rows)
@@ -114,7 +100,7 @@ class BFCLEnv(ToolEnv):
         )
 
     def begin_episode(self) -> None:
-        self._back_ends = BackEnds(self._row)
+        self._back_ends = bfcl_checks.BackEnds(self._row)
         self._turn = self._num_passed = 0
         self._has_failed = self._is_judged = False
         self._responses: Counter[str] = Counter()
@@ -134,7 +120,7 @@ class BFCLEnv(ToolEnv):
         text = text or MORE_FUNCTIONS_TEXT
         if self.action_format.is_native:
             return text
-        tools = make_tools(added, self._row, self._call)
+        tools = bfcl_rows.make_tools(added, self._row, self._call)
         return f"{self.action_format.instructions(tools)}\n{text}"
 
     def is_finished(self) -> bool:
@@ -163,13 +149,13 @@ class BFCLEnv(ToolEnv):
         Raises:
             NotImplementedError: For rows in which the checker refuses the first accepted values.
         """
-        if not (turns := right_turns(self._row)):
+        if not (turns := bfcl_checks.right_turns(self._row)):
             raise NotImplementedError(f"{self.task.id}: no right call is known for this row.")
         return [action for calls in turns for action in self._write_turn(calls)]
 
     def write_call(self, name: str, /, **arguments: Any) -> str:
         """Write a tool call in this environment's tool format."""
-        late = make_tools(sum(self._row.added.values(), ()), self._row, self._call)
+        late = bfcl_rows.make_tools(sum(self._row.added.values(), ()), self._row, self._call)
         tool = {tool.name: tool for tool in [*late, *self.tools.values()]}.get(name)
         # With tags, a single text is written without JSON only if the tool takes nothing else.
         if self.tool_format == "tags" and tool is not None and text_argument(tool) is None:
@@ -177,9 +163,9 @@ class BFCLEnv(ToolEnv):
             return f"<{name}>{written}</{name}>"
         return super().write_call(name, **arguments)
 
-    def _write_turn(self, calls: Sequence[Call]) -> list[str]:
+    def _write_turn(self, calls: Sequence[bfcl_checks.Call]) -> list[str]:
         """Write a user turn: one call a step and an answer, or all calls in one step."""
-        written = [(tool_name(name), arguments) for name, arguments in calls]
+        written = [(bfcl_rows.tool_name(name), arguments) for name, arguments in calls]
         if not calls:
             return [self.write_answer("Done.")]
         if not self._row.is_multi_turn:
@@ -189,28 +175,28 @@ class BFCLEnv(ToolEnv):
         steps = [written[start : start + size] for start in range(0, len(written), size)]
         return [*map(self._write_calls, steps), self.write_answer("Done.")]
 
-    def _write_calls(self, calls: Sequence[Call]) -> str:
+    def _write_calls(self, calls: Sequence[bfcl_checks.Call]) -> str:
         if not self.action_format.is_structured:
             return "\n".join(self.write_call(name, **arguments) for name, arguments in calls)
         functions = [FunctionCall(name=n, arguments=json.dumps(dict(a))) for n, a in calls]
         return write_message("", functions)
 
     @property
-    def _row(self) -> Row:
+    def _row(self) -> bfcl_rows.Row:
         data = self.task.data
-        rows: tuple[Row, ...] = read_category(data["category"])
+        rows: tuple[bfcl_rows.Row, ...] = bfcl_rows.read_category(data["category"])
         return rows[int(data["index"])]
 
     def _begin_row(self) -> None:
         """Offer the functions of this turn, and compute the results of right calls."""
         row = self._row
         added = [document for turn in range(self._turn + 1) for document in row.added.get(turn, ())]
-        self.offer_tools(make_tools((*row.functions, *added), row, self._call))
-        references = run_ground_truth(row) if row.is_multi_turn else ()
+        self.offer_tools(bfcl_rows.make_tools((*row.functions, *added), row, self._call))
+        references = bfcl_checks.run_ground_truth(row) if row.is_multi_turn else ()
         self._awaited = {text for reference in references for text in reference.responses}
 
     def _begin_turn(self) -> None:
-        self._calls: list[Call] = []
+        self._calls: list[bfcl_checks.Call] = []
         self._first_step = self.num_turns
 
     def _carry_out(self, calls: Sequence[ParsedAction]) -> list[Any]:
@@ -229,20 +215,20 @@ class BFCLEnv(ToolEnv):
         self._calls.append((name, arguments))
         if not self._row.is_multi_turn:
             return ToolResult(RECORDED_TEXT)
-        execution = self._back_ends.call(name, arguments)
-        self._responses[execution.text] += execution.text in self._awaited
-        return ToolResult(execution.text, error="tool_error" if execution.has_failed else None)
+        result = self._back_ends.call(name, arguments)
+        self._responses[result.content] += result.content in self._awaited
+        return result
 
     def _judge(self) -> None:
         """Judge the current user turn, and count it if all before it were right."""
         row = self._row
         if row.is_multi_turn:
-            reference = run_ground_truth(row)[self._turn]
-            is_right = is_right_state(
+            reference = bfcl_checks.run_ground_truth(row)[self._turn]
+            is_right = bfcl_checks.is_right_state(
                 self._back_ends.instances, self._responses, len(self._calls), reference
             )
         else:
-            is_right = is_right_turn(row, self._calls)
+            is_right = bfcl_checks.is_right_turn(row, self._calls)
         self._turn += 1
         self._is_judged = self._turn == len(row.turns)
         self._has_failed = self._has_failed or not is_right

@@ -19,10 +19,11 @@ import sys
 import threading
 import types
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 from unittest.mock import patch
 
+from agent_envs.core.tool import ToolResult
 from agent_envs.envs.functions.bfcl_rows import LANGUAGES, Document, Row, tool_name
 
 Call = tuple[str, Mapping[str, Any]]
@@ -34,7 +35,6 @@ _MAX_MATH_PRECISION: Final = 1_000
 _MAX_FOLDER_ITEMS: Final = 20_000
 _MAX_PATH_CHARS: Final = 1_000_000
 _LOCK: Final = threading.Lock()  # mpmath's precision and some tables are global
-_TOO_MUCH: Final = "a folder would hold itself, or too many files"
 _GROWING: Final = frozenset({"cp", "mv", "mkdir", "touch"})
 _MODEL_TABLE: Final = "bfcl_eval.constants.model_config"
 _MAX_VALUE_CHARS: Final = 400
@@ -44,15 +44,6 @@ _EXAMPLES: Final[Mapping[str, Any]] = {
     "integer": 1, "float": 1.0, "number": 1.0, "boolean": True, "array": [], "tuple": [],
     "dict": {},
 }  # fmt: skip
-
-
-class Execution(NamedTuple):
-    """Result of a call."""
-
-    text: str
-    """The text that the official checker compares and the model reads."""
-    has_failed: bool
-    """Whether the function raised."""
 
 
 class BackEnds:
@@ -71,30 +62,31 @@ class BackEnds:
             # A copy: long scenarios share tables of the module.
             self.instances[name] = copy.deepcopy(instance)
 
-    def call(
-        self, name: str, arguments: Mapping[str, Any], positional: Sequence[Any] = ()
-    ) -> Execution:
+    def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         """Call a function; an exception becomes a result, as in the package."""
+        try:
+            return ToolResult(self._call(name, arguments))
+        except Exception as error:  # noqa: BLE001 - foreign code on a model's arguments
+            return ToolResult(ERROR_TEXT.format(error=error), error="tool_error")
+
+    def _call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        import mpmath
+
         # The last class wins, as in the package's table of methods.
         owner = next((key for key in reversed(self.instances) if name in _methods(key)), None)
         if owner is None:
-            return _failed(f"name '{name}' is not defined")
+            raise NameError(f"name '{name}' is not defined")
         for key in ("exponent", "precision", "decimal_places") if owner == "MathAPI" else ():
-            value = arguments.get(key)
-            if isinstance(value, int | float) and not abs(value) <= _MAX_MATH_PRECISION:
-                most = _MAX_MATH_PRECISION
-                return _failed(f"'{key}' must lie between -{most} and {most}")
+            value, most = arguments.get(key), _MAX_MATH_PRECISION
+            if isinstance(value, int | float) and not abs(value) <= most:
+                raise ValueError(f"'{key}' must lie between -{most} and {most}")
         before = copy.deepcopy(self.instances[owner]) if name in _GROWING else None
-        with _LOCK, decimal.localcontext(), _own_precision(owner):
-            try:
-                value = getattr(self.instances[owner], name)(*positional, **arguments)
-                text = _as_text(value)
-            except Exception as error:  # noqa: BLE001 - foreign code on a model's arguments
-                return _failed(error)
+        with _LOCK, decimal.localcontext(), mpmath.workdps(mpmath.mp.dps):
+            text = _as_text(getattr(self.instances[owner], name)(**arguments))
         if before is not None and not _is_bounded(self.instances[owner].root):
             self.instances[owner] = before
-            return _failed(_TOO_MUCH)
-        return Execution(text, has_failed=False)
+            raise ValueError("a folder would hold itself, or too many files")
+        return text
 
 
 class Reference(NamedTuple):
@@ -111,21 +103,19 @@ def run_ground_truth(row: Row) -> tuple[Reference, ...]:
     back_ends = BackEnds(row)
     references = []
     for calls in row.ground_truth:
-        texts = tuple(
-            back_ends.call(name, arguments, positional).text
-            for name, positional, arguments in map(read_call, calls)
-        )
+        texts = tuple(back_ends.call(*_read_call(row, text)).content for text in calls)
         references.append(Reference(texts, copy.deepcopy(back_ends.instances)))
     return tuple(references)
 
 
-def read_call(text: str) -> tuple[str, list[Any], dict[str, Any]]:
-    """Parse a Python call of the ground truth into name, positional and named arguments."""
-    call = ast.parse(text.strip(), mode="eval").body
-    assert isinstance(call, ast.Call)  # noqa: S101 - the package's own text
-    assert isinstance(call.func, ast.Name)  # noqa: S101
-    positional = [ast.literal_eval(value) for value in call.args]
-    return call.func.id, positional, {k.arg or "": ast.literal_eval(k.value) for k in call.keywords}
+def _read_call(row: Row, text: str) -> Call:
+    """Parse a Python call of the ground truth into name and named arguments."""
+    call: Any = ast.parse(text.strip(), mode="eval").body
+    name = call.func.id
+    kind = next(_class(key) for key in reversed(row.classes) if name in _methods(key))
+    names = list(inspect.signature(getattr(kind, name)).parameters)[1:]
+    given = [*zip(names, call.args, strict=False), *((k.arg, k.value) for k in call.keywords)]
+    return name, {key: ast.literal_eval(value) for key, value in given}
 
 
 def _class(name: str) -> type:
@@ -147,25 +137,6 @@ def _as_text(value: Any) -> str:
         with contextlib.suppress(TypeError, ValueError, RecursionError):
             return json.dumps(value)
     return str(value)
-
-
-def _failed(error: object) -> Execution:
-    return Execution(ERROR_TEXT.format(error=error), has_failed=True)
-
-
-@contextlib.contextmanager
-def _own_precision(owner: str) -> Iterator[None]:
-    """Restore mpmath's global precision, which one function changes."""
-    if owner != "MathAPI":
-        yield
-        return
-    import mpmath
-
-    digits = mpmath.mp.dps
-    try:
-        yield
-    finally:
-        mpmath.mp.dps = digits
 
 
 def _is_bounded(folder: Any) -> bool:
@@ -267,13 +238,13 @@ def right_turns(row: Row) -> list[list[Call]]:
     without the arguments that may be left out.
     """
     if row.is_multi_turn:
-        return [[_named(row, text) for text in calls] for calls in row.ground_truth]
+        return [[_read_call(row, text) for text in calls] for calls in row.ground_truth]
     if "irrelevance" in row.category:
         return [[]]
     if "relevance" in row.category:
         return [[_example(row.functions[0])]]
     for keeps_optional in (True, False):
-        calls = [
+        calls: list[Call] = [
             (name, _accepted(accepted, row.category, keeps_optional=keeps_optional))
             for truth in row.ground_truth
             for name, accepted in truth.items()
@@ -281,14 +252,6 @@ def right_turns(row: Row) -> list[list[Call]]:
         if is_right_turn(row, calls):
             return [calls]
     return []
-
-
-def _named(row: Row, text: str) -> Call:
-    """Return a call of the ground truth with all arguments by name."""
-    name, positional, arguments = read_call(text)
-    kind = next(_class(key) for key in reversed(row.classes) if name in _methods(key))
-    names = list(inspect.signature(getattr(kind, name)).parameters)[1:]
-    return name, dict(zip(names, positional, strict=False)) | arguments
 
 
 def _example(document: Document) -> Call:

@@ -6,6 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from agent_envs import scoring
 from agent_envs.core.lookup import lookup
 from agent_envs.core.rewards import NOTHING, RewardFunction
 from agent_envs.core.tasks import Task
@@ -29,14 +30,6 @@ from agent_envs.retrieval import (
     load_passages,
 )
 from agent_envs.retrieval.bm25 import BM25Retriever
-from agent_envs.scoring import (
-    Overlap,
-    answer_overlap,
-    best_overlap,
-    joint_overlap,
-    set_match,
-    set_overlap,
-)
 from agent_envs.tools.evidence import EvidenceTable
 from agent_envs.tools.notebook import Note, Notebook
 from agent_envs.tools.pages import PageReader
@@ -174,19 +167,21 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
             return {}
         scores = self.score_citations(list(self._notebook.notes.values()))
         measured: dict[str, float] = {}
-        answers = [answer_overlap(self.answer or "", gold) for gold in self.task.answers]
-        joint, joint_match = [best_overlap(answers)], answer_match
+        answers = [scoring.answer_overlap(self.answer or "", gold) for gold in self.task.answers]
+        joint, joint_match = [scoring.best_overlap(answers)], answer_match
         for name, (overlap, match) in scores.items():
             measured |= {f"{name}_em": match, f"{name}_f1": overlap.f1}
             joint.append(overlap)
             joint_match *= match
-        return measured | {"joint_em": joint_match, "joint_f1": joint_overlap(*joint).f1}
+        return measured | {"joint_em": joint_match, "joint_f1": scoring.joint_overlap(*joint).f1}
 
-    def score_citations(self, notes: Sequence[Note]) -> dict[str, tuple[Overlap, float]]:
+    def score_citations(self, notes: Sequence[Note]) -> dict[str, tuple[scoring.Overlap, float]]:
         """Return overlap and exact match of citations by kind, as HotpotQA's script does."""
         facts = {note.fact for note in notes if note.fact is not None}
         gold = self.task.data["supporting_facts"]
-        return {"supporting_fact": (set_overlap(facts, gold), set_match(facts, gold))}
+        return {
+            "supporting_fact": (scoring.set_overlap(facts, gold), scoring.set_match(facts, gold))
+        }
 
     def reference_actions(self) -> list[str]:
         """Search each gold passage, cite it if turns are left, and answer."""

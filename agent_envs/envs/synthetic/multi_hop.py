@@ -12,16 +12,7 @@ from agent_envs.core.tasks import Task
 from agent_envs.core.tool import ToolError
 from agent_envs.core.tool_env import ENDLESS, NewConversation
 from agent_envs.envs.qa.retrieval import RetrievalQAEnv
-from agent_envs.envs.synthetic.world import (
-    MAX_HOPS,
-    STARTS,
-    VARIANTS,
-    Question,
-    World,
-    make_question,
-    make_world,
-    reach,
-)
+from agent_envs.envs.synthetic import world as worlds
 from agent_envs.errors import ConfigurationError
 from agent_envs.retrieval import Corpus, Hit, Passage, Retriever, build_retriever
 from agent_envs.scoring import exact_match, f1
@@ -83,8 +74,8 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
         """
         lengths, starts, variants = _several(hops), _several(start), _several(variant)
         shown = _several(top_k)
-        if not lengths or not set(lengths) <= set(range(1, MAX_HOPS + 1)):
-            raise ConfigurationError(f"hops must be 1 to {MAX_HOPS}, not {hops}.")
+        if not lengths or not set(lengths) <= set(range(1, worlds.MAX_HOPS + 1)):
+            raise ConfigurationError(f"hops must be 1 to {worlds.MAX_HOPS}, not {hops}.")
         least = {"top_k": min(shown, default=0), "questions": questions, "variant": len(variants)}
         for name, value in (least | {"max_searches": max_searches}).items():
             if value is not None and value < 1:
@@ -93,7 +84,10 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
             raise ConfigurationError(f"outdated must be a share from 0 to 1, not {outdated}.")
         for name in variants:
             reached = [
-                reach(lookup(VARIANTS, name, kind="variant"), lookup(STARTS, kind, kind="start"))
+                worlds.reach(
+                    lookup(worlds.VARIANTS, name, kind="variant"),
+                    lookup(worlds.STARTS, kind, kind="start"),
+                )
                 for kind in starts
             ]
             if max(lengths) > (most := max(reached, default=0)):
@@ -150,7 +144,7 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
         self._num_searches = 0
 
     def on_answer(self, answer: str) -> NewConversation | None:
-        questions: tuple[Question, ...] = self.task.data["questions"]
+        questions: tuple[worlds.Question, ...] = self.task.data["questions"]
         self.note_answer(answer)
         expected = (questions[len(self.is_correct)].answer,)
         self.is_correct.append(exact_match(answer, expected) == 1.0)
@@ -220,7 +214,9 @@ class _Family(NamedTuple):
 
 
 @lru_cache(maxsize=256)  # a group of episodes shares a world
-def _episode(seed: int, family: _Family) -> tuple[World, tuple[Question, ...], Retriever, int]:
+def _episode(
+    seed: int, family: _Family
+) -> tuple[worlds.World, tuple[worlds.Question, ...], Retriever, int]:
     rng = np.random.default_rng(seed)
     # a separate generator, so that mixtures do not change a world
     draws = np.random.default_rng([seed, len(family.hops)])
@@ -228,10 +224,12 @@ def _episode(seed: int, family: _Family) -> tuple[World, tuple[Question, ...], R
     is_outdated = bool(draws.random() < family.outdated)
     variant = str(draws.choice(family.variants))
     top_k = int(draws.choice(family.top_k))
-    world = make_world(rng, variant=variant, outdated=is_outdated)
-    starts = [kind for kind in family.starts if reach(VARIANTS[variant], kind) >= hops]
+    world = worlds.make_world(rng, variant=variant, outdated=is_outdated)
+    starts = [
+        kind for kind in family.starts if worlds.reach(worlds.VARIANTS[variant], kind) >= hops
+    ]
     start = str(draws.choice(starts))
     questions = tuple(
-        make_question(world, rng, hops=hops, start=start) for _ in range(family.questions)
+        worlds.make_question(world, rng, hops=hops, start=start) for _ in range(family.questions)
     )
     return world, questions, build_retriever(Corpus(world.passages)), top_k
