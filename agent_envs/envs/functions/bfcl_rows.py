@@ -6,8 +6,7 @@ Read from its files, since the package's own readers import the handlers of a hu
 import functools
 import importlib.util
 import json
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -37,11 +36,6 @@ CATEGORIES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Categories, and the package's groups of them; those that need the network are left out."""
 LANGUAGES: Final[Mapping[str, str]] = {"simple_java": "Java", "simple_javascript": "JavaScript"}
-_DOCUMENT_FILES: Final[Mapping[str, str]] = {
-    "GorillaFileSystem": "gorilla_file_system", "MathAPI": "math_api", "MessageAPI": "message_api",
-    "TwitterAPI": "posting_api", "TicketAPI": "ticket_api", "TradingBot": "trading_bot",
-    "TravelAPI": "travel_booking", "VehicleControlAPI": "vehicle_control",
-}  # fmt: skip
 MAX_ARGUMENT_CHARS: Final = 20_000
 MAX_DEPTH: Final = 20
 MAX_RESULT_CHARS: Final = 200_000
@@ -51,13 +45,6 @@ _HINTS: Final[Mapping[str | None, str]] = {
     "JavaScript": " Note that the provided function is in JavaScript syntax.",
     None: " Note that the provided function is in Python 3 syntax.",
 }
-_TYPES: Final[Mapping[str, str]] = {
-    "integer": "integer", "number": "number", "float": "number", "boolean": "boolean",
-    "bool": "boolean", "array": "array", "list": "array", "tuple": "array", "dict": "object",
-    "object": "object",
-}  # fmt: skip
-"""JSON types of the package's Python types; all others are strings, as in the package."""
-
 Document = dict[str, Any]
 """The package's description of a function: ``name``, ``description``, ``parameters``."""
 
@@ -67,9 +54,7 @@ class Row:
     """One task of the benchmark."""
 
     id: str
-    """As in the package, such as ``multi_turn_base_0``."""
     category: str
-    """A key of `CATEGORIES`."""
     turns: tuple[tuple[Mapping[str, str], ...], ...]
     """The messages of each user turn; a turn may be empty: see `added`."""
     functions: tuple[Document, ...]
@@ -90,12 +75,7 @@ class Row:
 
 
 def choose_categories(names: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the categories of names of categories and groups, each once.
-
-    Raises:
-        UnknownNameError: If there is no such category.
-        ConfigurationError: If there are no names.
-    """
+    """Return the categories of names of categories and groups, each once."""
     wanted = (names,) if isinstance(names, str) else tuple(names)
     if not wanted:
         raise ConfigurationError("category= is empty. Name one, such as 'multi_turn_base'.")
@@ -105,11 +85,7 @@ def choose_categories(names: str | Sequence[str]) -> tuple[str, ...]:
 
 @functools.cache
 def read_category(category: str) -> tuple[Row, ...]:
-    """Return the rows of a category.
-
-    Raises:
-        DataError: If a file of the installed package cannot be read.
-    """
+    """Return the rows of a category."""
     answers = _folder() / "possible_answer" / f"BFCL_v4_{category}.json"
     truths: Iterable[Any] = _read(answers) if "relevance" not in category else ()
     by_id = {truth["id"]: truth["ground_truth"] for truth in truths}
@@ -143,8 +119,10 @@ def _make_row(record: dict[str, Any], category: str, ground_truth: Sequence[Any]
 
 @functools.cache
 def _documents(class_name: str) -> tuple[Document, ...]:
-    name = lookup(_DOCUMENT_FILES, class_name, kind="BFCL back-end")
-    return tuple(_read(_folder() / "multi_turn_func_doc" / f"{name}.json"))
+    from bfcl_eval.constants.executable_backend_config import MULTI_TURN_FUNC_DOC_FILE_MAPPING
+
+    name = MULTI_TURN_FUNC_DOC_FILE_MAPPING[class_name]
+    return tuple(_read(_folder() / "multi_turn_func_doc" / name))
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
@@ -161,8 +139,7 @@ def _read(path: Path) -> list[dict[str, Any]]:
 @functools.cache
 def _folder() -> Path:
     spec = importlib.util.find_spec("bfcl_eval")
-    assert spec is not None  # noqa: S101 - the environment has checked it
-    assert spec.origin is not None  # noqa: S101
+    assert spec is not None and spec.origin is not None  # noqa: S101, PT018 - has been checked
     return Path(spec.origin).parent / "data"
 
 
@@ -173,13 +150,7 @@ class FunctionTool(Tool):
     """
 
     def __init__(self, document: Document, language: str | None, run: Callable[..., Any]) -> None:
-        """Make a tool from a document.
-
-        Args:
-            document: The package's description.
-            language: Java or JavaScript, whose values are written as strings; None for Python.
-            run: Takes the tool's name in the package and the arguments; returns the result.
-        """
+        """Make a tool from a document; `run` takes the name in the package, and the arguments."""
         self.name = tool_name(document["name"])
         self.original_name: str = document["name"]
         """Its name in the package, which may have dots."""
@@ -199,13 +170,11 @@ class FunctionTool(Tool):
         self.function = run
 
     def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments unchanged.
-
-        Raises:
-            ValueError: If they are too long, nested too deeply or have too large a number.
-        """
+        """Return the arguments unchanged, unless they are too large."""
+        waiting: list[tuple[Any, int]] = [(dict(arguments), 0)]
         num_chars = 0
-        for value, depth in _parts(dict(arguments)):
+        while waiting:
+            value, depth = waiting.pop()
             num_chars += len(value) if isinstance(value, str) else 1
             if depth > MAX_DEPTH:
                 raise ValueError(f"they are nested deeper than {MAX_DEPTH} levels")
@@ -213,6 +182,10 @@ class FunctionTool(Tool):
                 raise ValueError("they hold an integer of more than 18 digits")
             if num_chars > MAX_ARGUMENT_CHARS:
                 raise ValueError(f"they hold more than {MAX_ARGUMENT_CHARS} characters")
+            if isinstance(value, dict):
+                value = [piece for pair in value.items() for piece in pair]
+            if isinstance(value, list):
+                waiting += [(piece, depth + 1) for piece in value]
         return dict(arguments)
 
     def run(self, /, **arguments: Any) -> ToolResult:
@@ -229,13 +202,15 @@ def make_tools(
 
 def tool_name(name: str) -> str:
     """Return a function's name without dots, as models with function calling write it."""
-    return re.sub(r"\.", "_", name)
+    return name.replace(".", "_")
 
 
 def _convert(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return a schema with JSON's types, at any depth."""
+    from bfcl_eval.constants.type_mappings import GORILLA_TO_OPENAPI
+
     made = dict(schema)
-    made["type"] = _TYPES.get(str(schema.get("type")), "string")
+    made["type"] = GORILLA_TO_OPENAPI.get(str(schema.get("type")), "string")
     if schema.get("type") == "float":
         made["format"] = "float"
         made["description"] = f"{schema.get('description', '')} This is a float type value.".strip()
@@ -270,15 +245,3 @@ def _as_text(schema: Mapping[str, Any], language: str) -> dict[str, Any]:
         )
     others = {k: v for k, v in schema.items() if k not in ("items", "properties")}
     return others | {"type": "string", "description": description}
-
-
-def _parts(value: Any) -> Iterator[tuple[Any, int]]:
-    """Yield a JSON value and all its parts, each with its depth."""
-    waiting = [(value, 0)]
-    while waiting:
-        part, depth = waiting.pop()
-        yield part, depth
-        if isinstance(part, dict):
-            waiting += [(piece, depth + 1) for pair in part.items() for piece in pair]
-        elif isinstance(part, list):
-            waiting += [(piece, depth + 1) for piece in part]
