@@ -89,12 +89,7 @@ def run(arguments: Sequence[str]) -> None:
 def open_portions(
     options: Any, folder: Path, option: str, result: Path, notify: Callable[[str], None]
 ) -> Iterator[FittedEnvironment]:
-    """Lock the folder of a command that plays in portions, and open its environment.
-
-    Raises:
-        ConfigurationError: If `result` exists, or the command was begun with other options; errors
-            name `option`.
-    """
+    """Lock the folder of a command that plays in portions, and open its environment."""
     if result.exists():
         raise ConfigurationError(f"{option}: {result} exists. Choose another name.")
     env_kwargs = json_object(options.env_kwargs, "--env_kwargs")

@@ -5,15 +5,13 @@ optimiser step.
 """
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from accelerate.utils import gather_object
-from rich.console import Console, Group
-from rich.padding import Padding
-from rich.table import Table
+from rich.console import Console
 from rich.text import Text
 from transformers import TrainerCallback
 
@@ -22,7 +20,6 @@ from agent_trainers.monitoring.episode_statistics import EpisodeSummary, summari
 from agent_trainers.monitoring.metrics_log import MetricsLog
 from agent_trainers.monitoring.report import write_trajectory_page
 from agent_trainers.monitoring.trajectory_samples import (
-    BatchRecord,
     TrajectorySample,
     choose,
     state_change,
@@ -47,11 +44,7 @@ class _StopBeforeUpdate(TrainerCallback):  # type: ignore[misc]
 
 
 def dry_run(trainer: StepGRPOTrainer, title: str, checkpoint: str | None = None) -> None:
-    """Run one batch up to its gradient and print it; the settings of `trainer` save nothing.
-
-    Raises:
-        ConfigurationError: If the model cannot be stopped before its update.
-    """
+    """Run one batch up to its gradient and print it; the settings of `trainer` save nothing."""
     if trainer.is_deepspeed_enabled:
         raise ConfigurationError(
             "--dry_run does not work with DeepSpeed, which updates the weights in the backward "
@@ -73,7 +66,14 @@ def dry_run(trainer: StepGRPOTrainer, title: str, checkpoint: str | None = None)
     )
     episodes: list[EpisodeSummary] = gather_object([*map(summarise, record.trajectories)])
     has_signal: list[bool] = gather_object([bool(np.any(values)) for values in record.advantages])
-    counts: list[dict[str, int]] = gather_object([_count(record)])
+    count = {
+        "rows": len(record.rows),
+        "steps": sum(len(t.transitions) for t in record.trajectories),
+        "prompt tokens": sum(len(row.prompt_ids) for row in record.rows),
+        "sampled tokens": sum(sum(row.is_action) for row in record.rows),
+        "trained tokens": sum(sum(row.is_trained) for row in record.rows),
+    }
+    counts: list[dict[str, int]] = gather_object([count])
     if not trainer.accelerator.is_main_process:
         return
     # the trajectory with the most rows, then steps, tells most
@@ -90,80 +90,52 @@ def dry_run(trainer: StepGRPOTrainer, title: str, checkpoint: str | None = None)
     write_trajectory_page(page, chosen, tokenizer=trainer.processing_class, title=title)
     console = Console(highlight=False)
     console.rule(f"[bold]dry run: {title}", align="left")
-    console.print(_groups(episodes, has_signal))
+    groups: dict[str, Text] = {}
+    for episode, signal in zip(episodes, has_signal, strict=True):
+        line = groups.setdefault(episode.group_id, Text(f"  {episode.task_id}:"))
+        shown_return = f"{sum(episode.rewards):.2f}" if episode.is_scorable else "failed"
+        line.append(f" {shown_return}", "" if signal else "dim")
+    console.print(
+        f"{len(groups)} groups, {len(episodes)} episodes; returns, grey without advantage"
+    )
+    console.print(*list(groups.values())[:MAX_GROUPS], sep="\n")
     console.rule("a trajectory, step by step", align="left")
     for t in range(len(shown.trajectory.transitions)):
-        console.print(_step(shown, t, trainer.processing_class))
+        lines = _step(shown, t, trainer.processing_class)
+        console.print(Text(f"step {t + 1}", "bold"), *lines, sep="\n  ")
     end = shown.trajectory
     console.print(f"ended: {end.stop_reason.value}, return {end.return_:.3f}", style="bold")
     console.rule("the batch", align="left")
     facts = {name: f"{sum(count[name] for count in counts):,}" for name in counts[0]}
+    facts |= {f"seconds to {name}": f"{spent:.2f}" for name, spent in seconds.items()}
     facts["drift"] = (
         f"{drift.sum() / max(1, drift.size):.2e} on average, {drift.max(initial=0.0):.2e} at most, "
         "between sampled and recomputed log-probabilities"
     )
-    facts |= {f"seconds to {name}": f"{spent:.2f}" for name, spent in seconds.items()}
-    facts["trajectories"] = str(page)
-    for name, value in facts.items():
+    for name, value in {**facts, "trajectories": str(page)}.items():
         console.print(f"{name:>20}: {value}", soft_wrap=True)
     console.print("No weights were changed and none saved.")
 
 
-def _count(record: BatchRecord) -> dict[str, int]:
-    """Return the rows and tokens of this process."""
-    return {
-        "rows": len(record.rows),
-        "steps": sum(len(t.transitions) for t in record.trajectories),
-        "prompt tokens": sum(len(row.prompt_ids) for row in record.rows),
-        "sampled tokens": sum(sum(row.is_action) for row in record.rows),
-        "trained tokens": sum(sum(row.is_trained) for row in record.rows),
-    }
-
-
-def _groups(episodes: Sequence[EpisodeSummary], has_signal: Sequence[bool]) -> Table:
-    """Return the groups with the returns of their episodes, grey without an advantage."""
-    groups: dict[str, list[tuple[EpisodeSummary, bool]]] = {}
-    for episode, signal in zip(episodes, has_signal, strict=True):
-        groups.setdefault(episode.group_id, []).append((episode, signal))
-    title = f"{len(groups)} groups, {len(episodes)} episodes"
-    table = Table("task", "success", "turns", "returns", title=title, title_justify="left")
-    for members in list(groups.values())[:MAX_GROUPS]:
-        returns = [
-            Text(f"{sum(e.rewards):.2f}", ("green" if e.success else "") if signal else "dim")
-            if e.is_scorable
-            else Text("failed", "red")
-            for e, signal in members
-        ]
-        table.add_row(
-            members[0][0].task_id,
-            f"{sum(e.success for e, _ in members)}/{len(members)}",
-            f"{np.mean([e.num_steps for e, _ in members]):.1f}",
-            Text(" ").join(returns),
-        )
-    return table
-
-
-def _step(sample: TrajectorySample, t: int, tokenizer: Any) -> Group:
-    """Return the change of state before a step, its action with advantages, and its reward."""
+def _step(sample: TrajectorySample, t: int, tokenizer: Any) -> Iterator[Text]:
+    """Yield the change of state before a step, its action with advantages, and its reward."""
     transition = sample.trajectory.transitions[t]
     trained = sample.steps[t] if sample.steps is not None else None
     change = state_change(sample.trajectory, t)
-    lines = []
     if trained is not None and trained.fork_reason:
-        lines.append(Text(f"a new row begins here: {trained.fork_reason}", "blue"))
+        yield Text(f"a new row begins here: {trained.fork_reason}", "blue")
     for mark, style, messages in (("-", "red", change.dropped), ("+", "cyan", change.added)):
         for message in messages:
-            content = str(message.get("content", ""))
-            if (more := len(content) - MAX_MESSAGE_CHARS) > 0:
-                content = f"{content[:MAX_MESSAGE_CHARS]} … ({more} more characters)"
-            lines.append(Text.assemble((f"{mark} {message['role']} ", style), content))
+            content = Text(str(message.get("content", "")))
+            content.truncate(MAX_MESSAGE_CHARS, overflow="ellipsis")
+            yield Text.assemble((f"{mark} {message['role']} ", style), content)
     action = Text()
     for j, token in enumerate(transition.completion_ids):
         style = "dim"
         if trained is not None and trained.is_trained[j]:
-            advantage = trained.advantages[j]
-            style = "green" if advantage > 1e-6 else "red" if advantage < -1e-6 else ""
+            style = ("red", "", "green")[int(np.sign(trained.advantages[j])) + 1]
         action.append(tokenizer.decode([token]), style).append(" ")
+    yield action
     terms = ", ".join(f"{name} {value:+.3f}" for name, value in transition.reward_terms.items())
     facts = [f"reward {transition.reward:+.3f} ({terms})"]
     if trained is not None and trained.advantages:
@@ -172,5 +144,4 @@ def _step(sample: TrajectorySample, t: int, tokenizer: Any) -> Group:
         facts.append(f"value {trained.values[0]:+.3f}")
     if code := (transition.info.get("action") or {}).get("error"):
         facts.append(f"error {code}")
-    body = Group(*lines, action, Text(", ".join(facts), "dim"))
-    return Group(Text(f"step {t + 1}", "bold"), Padding(body, (0, 0, 0, 2)))
+    yield Text(", ".join(facts), "dim")

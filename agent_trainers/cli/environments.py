@@ -109,11 +109,7 @@ class EnvironmentFacts(NamedTuple):
 
 
 def inspect_environment(make_env: Callable[[], Any], env_id: str) -> EnvironmentFacts:
-    """Make an environment, reset it a few times, and close it.
-
-    Raises:
-        ConfigurationError: If a reset fails or returns no state.
-    """
+    """Make an environment, reset it a few times, and close it."""
     env = make_env()
     try:
         states = [read_reset(resolve(env.reset(seed=seed))) for seed in range(NUM_STATES)]
@@ -133,11 +129,7 @@ def fit_environment(
     facts: EnvironmentFacts,
     notify: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Return an environment's arguments with a tool format that the chat template can show.
-
-    Raises:
-        ConfigurationError: If the tokenizer does not know the words of the environment.
-    """
+    """Return an environment's arguments with a tool format that the chat template can show."""
     renderer, unknown = ChatRenderer(tokenizer), tokenizer.unk_token_id
     prompts = [renderer.prompt_ids(i["messages"], template_tools(i), None) for i in facts.states]
     ids = [token for prompt in prompts for token in prompt]
@@ -263,18 +255,22 @@ def check_program(options: ProgramArguments) -> None:
 
 
 class TrainingTasks(NamedTuple):
-    """Training and evaluation tasks, as `StepGRPOTrainer` takes them."""
+    """Training and evaluation tasks."""
 
-    source: Any
-    eval_source: Any
-    train_tasks: list[int] | None
-    """Tasks of a single environment; None for all, or if the source decides."""
-    eval_rows: list[dict[str, Any]]
-    """Evaluation tasks; with a column ``env`` if there are several environments."""
+    arguments: dict[str, Any]
+    """Those of `StepGRPOTrainer`."""
     words: str
     """Description of the evaluation tasks."""
-    eval_envs: list[EnvMember] | None = None
-    """Environments for evaluation only."""
+
+
+def _dataset(rows: list[dict[str, Any]] | None) -> Any:
+    from datasets import Dataset
+
+    return Dataset.from_list(rows) if rows else None
+
+
+def _rows(tasks: list[int] | None) -> Any:
+    return _dataset([{"task": task} for task in tasks or ()])
 
 
 class ProgramSource:
@@ -298,8 +294,13 @@ class ProgramSource:
         if options.eval_tasks is not None:
             evaluated = options.program_tasks(options.eval_tasks)
             split = Split(None, first_tasks(evaluated.num_tasks, count), options.eval_tasks)
-        rows = [{"task": task} for task in split.eval]
-        return TrainingTasks(source, evaluated, split.train, rows, split.words)
+        arguments = {
+            "env": source,
+            "eval_env": evaluated,
+            "train_dataset": _rows(split.train),
+            "eval_dataset": _rows(split.eval),
+        }
+        return TrainingTasks(arguments, split.words)
 
 
 class EnvironmentSource:
@@ -346,28 +347,28 @@ class EnvironmentSource:
 
         trained = [fit(member) for member in self.trained]
         splits = [_split(member, num_tasks, count, seed) for member, num_tasks in trained]
-        members = [replace(m, tasks=s.train) for (m, _), s in zip(trained, splits, strict=True)]
-        rows = [{"env": m.name, "task": task} for m, s in zip(members, splits, strict=True)
-                for task in s.eval]  # fmt: skip
-        words = "; ".join(f"{m.name}: {s.words}" for m, s in zip(members, splits, strict=True))
-        if self.is_single:
-            members = [replace(members[0], tasks=None)]
-            rows, words = [{"task": task} for task in splits[0].eval], splits[0].words
+        members = [member for member, _ in trained]
         eval_envs = [
             replace(m, tasks=m.tasks or first_tasks(num_tasks, count))
             for m, num_tasks in map(fit, self.variants)
         ]
-        return TrainingTasks(
-            source=[replace(m, eval_kwargs={}) for m in members],
-            eval_source=[
+        arguments: dict[str, Any] = {
+            "eval_env": [
                 replace(m, kwargs={**m.kwargs, **m.eval_kwargs}, eval_kwargs={}, tasks=None)
                 for m in members
             ],
-            train_tasks=splits[0].train if self.is_single else None,
-            eval_rows=rows,
-            words=words,
-            eval_envs=eval_envs or None,
-        )
+            "eval_envs": eval_envs or None,
+        }
+        if self.is_single:
+            arguments["env"] = [replace(members[0], eval_kwargs={})]
+            arguments["train_dataset"] = _rows(splits[0].train)
+            arguments["eval_dataset"] = _rows(splits[0].eval)
+            return TrainingTasks(arguments, splits[0].words)
+        pairs = [*zip(members, splits, strict=True)]
+        arguments["env"] = [replace(m, eval_kwargs={}, tasks=s.train) for m, s in pairs]
+        rows = [{"env": m.name, "task": task} for m, s in pairs for task in s.eval]
+        arguments["eval_dataset"] = _dataset(rows)
+        return TrainingTasks(arguments, "; ".join(f"{m.name}: {s.words}" for m, s in pairs))
 
 
 def _split(member: EnvMember, num_tasks: int | None, count: int, seed: int) -> Split:
@@ -387,10 +388,6 @@ Source = ProgramSource | EnvironmentSource
 
 
 def read_source(options: Any) -> Source:
-    """Return the environments or the program that the options of ``agent-r1-train`` name.
-
-    Raises:
-        ConfigurationError: If options contradict each other.
-    """
+    """Return the environments or the program that the options of ``agent-r1-train`` name."""
     check_program(options)
     return EnvironmentSource(options) if options.program is None else ProgramSource(options)

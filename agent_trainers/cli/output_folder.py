@@ -68,10 +68,6 @@ def open_run(
     Yields a function to call when everything has been loaded: only then are the files of an
     overwritten run deleted, and the `settings` (see `settings_of`) saved. `checkpoint` is one to
     resume from, `option` the option that names the folder, for errors.
-
-    Raises:
-        ConfigurationError: If the options contradict each other, another process uses the folder, a
-            finished run would be lost, or a resumed run has other settings.
     """
     if resume and overwrite:
         raise ConfigurationError("--resume and --overwrite: give one of the two.")

@@ -15,7 +15,6 @@ from typing import Any, Final
 
 import pandas as pd
 from accelerate.utils import gather_object
-from datasets import Dataset
 from transformers.integrations import (
     TensorBoardCallback,
     TrackioCallback,
@@ -98,11 +97,8 @@ def run(arguments: Sequence[str], requests: StopRequests | None = None) -> int: 
         config.report_to, config.save_strategy, config.push_to_hub = [], "no", False
         config.disable_tqdm = True
         trainer, _ = make_trainer(options, config, source)
-        dry_run(
-            trainer,
-            title,
-            trainer.last_checkpoint() if options.resume else config.resume_from_checkpoint,
-        )
+        checkpoint = trainer.last_checkpoint() if options.resume else config.resume_from_checkpoint
+        dry_run(trainer, title, checkpoint)
         return 0
     check_loggers(config)
     with contextlib.ExitStack() as stack:
@@ -193,14 +189,10 @@ def make_trainer(
     with refused_settings():
         trainer = trainer_class(options.algorithm)(
             model=model,
-            env=tasks.source,
-            eval_env=tasks.eval_source,
-            eval_envs=tasks.eval_envs,
             args=config,
-            train_dataset=tasks.train_tasks and Dataset.from_dict({"task": tasks.train_tasks}),
-            eval_dataset=Dataset.from_list(tasks.eval_rows) if tasks.eval_rows else None,
             processing_class=tokenizer,
             **options.trainer_arguments(),
+            **tasks.arguments,
         )
     return trainer, tasks.words
 

@@ -36,12 +36,7 @@ class TurnLength(NamedTuple):
 
 
 def find_settings(table: Mapping[str, Path], name_or_path: str, *, kind: str) -> Path:
-    """Return the file of a path, or of a name in a table; errors say what `kind` of file it is.
-
-    Raises:
-        ConfigurationError: If a YAML file does not exist.
-        UnknownNameError: If there is no such name; lists the names.
-    """
+    """Return the file of a path, or of a name in a table; errors say what `kind` of file it is."""
     path = Path(name_or_path)
     if path.is_file():
         return path

@@ -71,10 +71,6 @@ def read_members(values: Any, option: str, *, is_weighted: bool = True) -> list[
         values: The list.
         option: Its name in errors: ``envs``.
         is_weighted: Whether entries may have a weight and `eval_kwargs`.
-
-    Raises:
-        ConfigurationError: If an entry is wrong; names it and the field.
-        UnknownNameError: If there is no such field.
     """
     if isinstance(values, str | Mapping) or not isinstance(values, Sequence) or not values:
         raise ConfigurationError(
@@ -120,9 +116,6 @@ def name_members(
     A derived name is the id without its namespace, followed where necessary by the arguments in
     which environments of that id differ: ``Name-v0,hops=3``. A variant that equals an environment
     of `trained` is left out, unless it lists tasks or has a name.
-
-    Raises:
-        ConfigurationError: If two have the same name, or are the same and have none.
     """
     evaluated = [(m.id, {**m.kwargs, **m.eval_kwargs}) for m in trained]
     others = [v for v in variants if v.name or v.tasks or (v.id, dict(v.kwargs)) not in evaluated]

@@ -56,11 +56,7 @@ class EnvironmentTasks:
     """The tasks of one environment."""
 
     def __init__(self, env: str | MakeEnv) -> None:
-        """Take `env`, a Gymnasium id or a function; makes one environment to inspect it.
-
-        Raises:
-            ConfigurationError: If it is neither.
-        """
+        """Take `env`, a Gymnasium id or a function; makes one environment to inspect it."""
         if not isinstance(env, str) and not callable(env):
             raise ConfigurationError(
                 "env is an environment, but each episode of a batch needs its own: pass its id, or "
@@ -85,11 +81,7 @@ class EnvMixture:
     """The tasks of several environments, run by one `Rollout`."""
 
     def __init__(self, members: Sequence[EnvMember], variants: Sequence[EnvMember] = ()) -> None:
-        """Take named environments; `variants` are those that are only evaluated.
-
-        Raises:
-            ConfigurationError: If a member lists a task that does not exist.
-        """
+        """Take named environments; `variants` are those that are only evaluated."""
         self.members = [*members, *variants]
         self.names = [member.name for member in self.members]
         self.variants = frozenset(variant.name for variant in variants)
@@ -120,11 +112,7 @@ class EnvMixture:
 
 
 def task_source(trained: EnvLike) -> TaskSource:
-    """Return the task source of a trainer's argument `env`.
-
-    Raises:
-        ConfigurationError: If it is malformed, or a list with a wrong entry.
-    """
+    """Return the task source of a trainer's argument `env`."""
     if isinstance(trained, TaskSource):
         return trained
     if isinstance(trained, str) or not isinstance(trained, Sequence):
@@ -144,9 +132,6 @@ def evaluation_source(
         trained: The trainer's argument `env`.
         eval_env: Its replacement in evaluation, if it differs.
         eval_envs: Further environments that are only evaluated.
-
-    Raises:
-        ConfigurationError: If an entry is wrong, or does not go with the others.
     """
     if not eval_envs and eval_env is not None:
         return task_source(eval_env)
@@ -178,11 +163,7 @@ def _members(env: EnvLike) -> list[EnvMember] | None:
 def with_levels(
     trained: EnvLike, rows: Dataset | None, curriculum: Curriculum | None
 ) -> tuple[EnvLike, Dataset | None]:
-    """Return an environment as a list of its levels, if a curriculum has arguments, and its rows.
-
-    Raises:
-        ConfigurationError: If there is not exactly one environment to give the arguments to.
-    """
+    """Return an environment as a list of its levels, if a curriculum has any, and its rows."""
     levels = [] if curriculum is None else curriculum.levels
     if not levels:
         return trained, rows
@@ -225,9 +206,6 @@ def training_rows(
         seed: The seed of the run, by which tasks of an endless family are drawn.
         num_groups: Groups of the whole run; None if it is not bounded by steps.
         min_rows: Groups of a batch: TRL's sampler drops incomplete batches.
-
-    Raises:
-        ConfigurationError: If the rows do not belong to the source, or their number is unknown.
     """
     is_mixture = isinstance(source, EnvMixture)
     if given is not None:
@@ -251,11 +229,7 @@ def training_rows(
 
 
 def evaluation_rows(source: TaskSource, given: Dataset | None) -> Dataset | None:
-    """Return the evaluation tasks, with their environment where there are several; None for none.
-
-    Raises:
-        ConfigurationError: If the environment of a task is not known.
-    """
+    """Return the evaluation tasks, with their environment where there are several."""
     check_rows("eval_dataset", given)
     if not isinstance(source, EnvMixture):
         return given

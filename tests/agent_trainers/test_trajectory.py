@@ -89,25 +89,18 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
 
-def test_return_and_success_come_from_rewards_and_metrics():
+def test_return_success_and_whether_it_can_be_scored_come_from_rewards_metrics_and_end():
     assert trajectory().return_ == 1.0
     assert trajectory(metrics={"success": 1.0}).success
     assert not trajectory().success
-
-
-def test_failed_episodes_are_not_scorable():
     assert trajectory(StopReason.TURN_LIMIT).is_scorable
     assert not trajectory(StopReason.ENVIRONMENT_ERROR).is_scorable
-    assert not trajectory(StopReason.TIMEOUT).is_scorable
 
 
-def test_a_row_that_is_no_trajectory_is_named(tmp_path):
+def test_another_file_or_row_is_refused(tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_text('{"task_id": 1}\n', encoding="utf-8")
     with pytest.raises(DataError, match=r"x\.jsonl, row 1: not a trajectory"):
         load_trajectories(path)
-
-
-def test_another_kind_of_file_is_refused(tmp_path):
     with pytest.raises(DataError, match="unknown kind of file"):
         save_trajectories(tmp_path / "x.csv", [])

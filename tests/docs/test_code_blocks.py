@@ -1,6 +1,5 @@
 """Every code block of README and docs: Python runs, commands are ones that exist."""
 
-import ast
 import importlib.util
 import re
 import shlex
@@ -13,7 +12,6 @@ from sybil import Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser
 
 import agent_envs.__main__
-from agent_envs.errors import UnknownNameError
 from agent_leaderboard import cli as leaderboard
 from agent_leaderboard.play.config import load_configs
 from agent_trainers.cli import sft
@@ -36,7 +34,6 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 BLOCK = re.compile(r"^ *```(?P<language>\w*)[^\n]*\n(?P<code>.*?)^ *```$", re.MULTILINE | re.DOTALL)
-KNOWN_LANGUAGES = {"python", "sh", "text", "yaml"}
 FILE_NAME = re.compile(r"# (\w+\.(?:py|yaml))\n")
 """The first line of a block that is a file."""
 OTHER_PROGRAMS = {"pip", "vllm", ".ci/run"}
@@ -72,12 +69,6 @@ def test_every_file_that_a_page_names_exists(page):
 
 PAGES_WITH_PYTHON = [page for page in PAGES if blocks(page, "python")]
 PAGES_WITH_COMMANDS = [page for page in PAGES if blocks(page, "sh")]
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_every_block_says_what_language_it_is_in(page):
-    languages = {match["language"] for match in BLOCK.finditer(page.read_text(encoding="utf-8"))}
-    assert languages <= KNOWN_LANGUAGES
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -120,24 +111,12 @@ def test_the_commands_of_a_page_exist_with_their_options(page):
         check_command(words)
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "agent-r1-train --learning_rat 1",
-        "agent-r1-train --learning_rate much",
-        "agent-r1-train --config hotpotqa_gripo",
-        "agent-r1-eval --max_steps 1",
-        "agent-r1-bench verify RUN --job 2",
-        "python -m agent_trainers.experimental.diagnose lost.jsonl --bye model",
-        "python -m benchmarks.credit --estimators mine:credit",
-        "python -m agent_envs plai",
-        "make dem",
-        "python examples/none.py",
-        "rm -rf runs",
-    ],
-)
+@pytest.mark.parametrize("command", [
+    "agent-r1-train --learning_rat 1", "agent-r1-eval --max_steps 1", "agent-r1-bench plai",
+    "python -m agent_envs plai", "make dem", "python examples/none.py", "rm -rf runs",
+])  # fmt: skip
 def test_a_command_that_does_not_exist_is_found(command):
-    with pytest.raises((AssertionError, SystemExit, UnknownNameError)):
+    with pytest.raises((AssertionError, SystemExit)):
         check_command(shlex.split(command))
 
 
@@ -174,7 +153,6 @@ def check_command(words):  # noqa: C901
         agent_envs.__main__._parser().parse_args(arguments[2:])
     elif program == "python" and arguments[0] == "-m":
         assert importlib.util.find_spec(arguments[1]), arguments[1]
-        check_module_options(arguments[1], arguments[2:])
     elif program == "python":
         assert (ROOT / arguments[0]).is_file(), arguments[0]
     elif program == "make":
@@ -188,16 +166,3 @@ def check_leaderboard(arguments):
     if not arguments or arguments[0].startswith("-"):
         arguments = ["run", *arguments]
     leaderboard._parser().parse_args(arguments)
-
-
-def check_module_options(module, arguments):
-    """Look for each option in the module's source, or in what its package's `__main__` holds."""
-    spec = importlib.util.find_spec(f"{module}.__main__") if is_package(module) else None
-    source = Path((spec or importlib.util.find_spec(module)).origin).read_text(encoding="utf-8")
-    strings = {node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)}
-    for word in arguments:
-        assert not word.startswith("--") or word in strings, word
-
-
-def is_package(module):
-    return importlib.util.find_spec(module).submodule_search_locations is not None

@@ -31,9 +31,3 @@ def test_an_example_runs(name, tmp_path, monkeypatch, data_files, capsys):
     with ends:
         runpy.run_path(str(EXAMPLES / name), run_name="__main__")
     assert capsys.readouterr().out
-
-
-def test_an_example_says_how_it_is_used(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["play_hotpotqa.py"])
-    with pytest.raises(SystemExit, match="Usage"):
-        runpy.run_path(str(EXAMPLES / "play_hotpotqa.py"))

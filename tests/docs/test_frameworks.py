@@ -7,11 +7,9 @@ import importlib
 
 import pytest
 
-from agent_trainers.policies.local import load_policy
 from agent_trainers.policies.policy import ScriptedPolicy
 from agent_trainers.programs import EnvironmentTools, ProgramTasks
 from agent_trainers.rollout.evaluation import evaluate
-from agent_trainers.tiny_policy import TINY_POLICY
 from examples.train_openai_loop import ENVIRONMENT
 
 FRAMEWORKS = {
@@ -43,14 +41,3 @@ def test_an_unchanged_loop_solves_every_task_when_the_model_does(example):
     assert evaluation.metrics["success"] == 1.0
     assert evaluation.metrics["return"] == pytest.approx(1.2)  # the rewards of the environment
     assert all(len(t.transitions) == 3 for t in evaluation.trajectories)
-
-
-def test_a_turn_is_sampled_after_the_tokens_of_the_turn_before(example):
-    if example.__name__ == "examples.train_smolagents":
-        pytest.skip("smolagents shows calls in words of its own: each turn is a row of its own")
-    policy = load_policy(str(TINY_POLICY))
-    evaluation = evaluate(ProgramTasks(example.run, TASKS).make_rollout(policy), range(4))
-    for trajectory in evaluation.trajectories:
-        for before, after in zip(trajectory.transitions, trajectory.transitions[1:], strict=False):
-            whole = [*before.prompt_ids, *before.completion_ids]
-            assert after.prompt_ids[: len(whole)] == whole

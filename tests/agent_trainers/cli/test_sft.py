@@ -121,14 +121,6 @@ def test_the_best_episodes_are_collected_resumably_and_trained_on(tmp_path, caps
     assert f"{len(cut)} of {len(cut)} demonstrations" in capsys.readouterr().err
 
 
-def test_conversations_are_trained_on(tmp_path, capsys):
-    messages = [{"role": "user", "content": "user"}, {"role": "assistant", "content": "search"}]
-    path = tmp_path / "told.jsonl"
-    path.write_text(json.dumps({"messages": messages}) + "\n")
-    train(tmp_path / "warm", "--conversations", str(path))
-    assert "1 of 1 demonstrations" in capsys.readouterr().err
-
-
 class Unplayable(gym.Env):
     """An environment whose server went away after the first look at it."""
 
