@@ -23,7 +23,6 @@ from agent_trainers.algorithms.episodes import (
 from agent_trainers.algorithms.group_estimators import STD_EPSILON, Scale
 
 Visit = tuple[int, int]
-"""Index of an episode in the batch, and step."""
 
 
 def vine(episodes: Sequence[Episode], *, gamma: float = 1.0, scale: Scale = "group") -> list[Array]:
@@ -81,15 +80,9 @@ def allocate_branches(
     shrunk towards that of the group's returns-to-go at the same step, so a group without spread
     gets no branches.
 
-    Args:
-        episodes: Episodes and existing branches.
-        budget: Expected number of environment steps of the branches.
-        gamma: Discount per step.
-        from_branches: Whether branches may start in branches.
-        replays: Whether the states of each episode are reached by replay; by default none.
-
-    Returns:
-        Counts of shape (S,) for each episode; 0 for the first state, which the group shares.
+    `budget` is the expected number of environment steps, `from_branches` whether branches may start
+    in branches, and `replays` whether the states of each episode are reached by replay. Counts are
+    of shape (S,), and 0 for the first state, which the group shares.
     """
     counts = [[0] * len(episode.rewards) for episode in episodes]
     heap: list[tuple[float, int, _Candidate]] = []

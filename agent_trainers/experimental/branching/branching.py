@@ -74,9 +74,7 @@ class Branching(Extension):
     ) -> list[Trajectory]:
         """Collect an episode for each spec, each followed by its branches.
 
-        Branches begin where returns vary, with rewards scaled by `reward_factors`. Which states are
-        branched, and the draws of branches, depend on the place in the run and on the batch of all
-        processes, not on their number.
+        They depend on the place in the run and the batch of all processes, not on their number.
         """
         families = [[trajectory] for trajectory in self._rollout.collect(specs)]
         self.replayed_steps = 0

@@ -1,8 +1,4 @@
-"""Snapshots of environments, by which branches return to states without a replay.
-
-A state is identified by environment, task, seed and actions, and by its messages in case an
-environment is not deterministic.
-"""
+"""Snapshots of environments, by which branches return to states without a replay."""
 
 import hashlib
 import json
@@ -35,10 +31,7 @@ a snapshot holds the inner environment alone."""
 
 
 class StateStore:
-    """Snapshots by the actions that led to them; drops those used longest ago. Thread-safe.
-
-    Implements `agent_trainers.rollout.episode.StateCache`.
-    """
+    """A thread-safe `StateCache` that drops the snapshots used longest ago."""
 
     def __init__(self, max_bytes: int = MAX_STATE_BYTES) -> None:
         """Keep at most `max_bytes` of snapshots."""
@@ -108,7 +101,7 @@ def key_before(trajectory: Trajectory, step: int) -> str:
 
 
 def _key(start: Any, actions: Sequence[str], messages: Sequence[Message]) -> str:
-    """Return the key of a state: its start, the actions that led there and its messages."""
+    """Return the key of a state; its messages count where an environment is not deterministic."""
     parts = [start.env, start.task, start.seed, list(actions), list(messages)]
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=repr).encode()).hexdigest()
 

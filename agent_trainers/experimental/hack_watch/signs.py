@@ -1,8 +1,4 @@
-"""Signs of reward hacking in one episode.
-
-A sign is no proof: a weak policy repeats itself, and some tasks ask for unusual answers. What
-counts is how often a run shows a sign and how that changes; see `HackWatch`.
-"""
+"""Signs of reward hacking in one episode; no proofs, see `HackWatch`."""
 
 import re
 from collections import Counter

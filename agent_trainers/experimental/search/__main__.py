@@ -1,11 +1,9 @@
 """``python -m agent_trainers.experimental.search``: compare search strategies at equal budget."""
 
 import dataclasses
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from transformers.hf_argparser import HfArg
@@ -26,7 +24,7 @@ from agent_trainers.cli.policies import (
     open_policy,
 )
 from agent_trainers.experimental.search.search import STRATEGIES, SearchRollout
-from agent_trainers.experimental.values.process_value import RESULTS_FILE, ProcessValue
+from agent_trainers.experimental.values.process_value import ProcessValue
 from agent_trainers.rollout.evaluation import evaluate
 
 PROGRAM: Final = "python -m agent_trainers.experimental.search"
@@ -75,8 +73,6 @@ def run(arguments: Sequence[str]) -> None:
     value = None
     if options.value is not None:
         value = ProcessValue.load(options.value)
-        for warning in value_warnings(options.value, options.env):
-            notify(warning)
         if value.tokenizer.get_vocab() != environment.tokenizer.get_vocab():
             raise ConfigurationError(f"--value {options.value}: its tokenizer is not the model's.")
     longest = turn_limit_of(environment.make_env()) or _LONGEST_EPISODE
@@ -117,21 +113,6 @@ def run(arguments: Sequence[str]) -> None:
     if options.output:
         settings = dataclasses.asdict(options) | {"env_kwargs": environment.env_kwargs}
         write_json(options.output, {"settings": settings, "searches": searches})
-
-
-def value_warnings(folder: str, env: str) -> list[str]:
-    """Return the reasons in ``value.json`` why the value in a folder may not guide a search."""
-    path = Path(folder) / RESULTS_FILE
-    if not path.exists():  # the critic of a run
-        return []
-    measured = json.loads(path.read_text(encoding="utf-8"))
-    warnings = []
-    if measured["env"] != env:
-        warnings.append(f"The value in {folder} was trained in {measured['env']}, not in {env}.")
-    for kind, found in measured["reliability"].items():
-        if not found["mean_squared_error"] < found["mean_squared_error_of_mean"]:
-            warnings.append(f"On held-out tasks the value predicts {kind} no better than the mean.")
-    return warnings
 
 
 def _check(options: SearchArguments) -> list[str]:

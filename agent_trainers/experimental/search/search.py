@@ -31,14 +31,11 @@ class _Search:
     spec: EpisodeSpec
     attempts: list[Trajectory] = field(default_factory=list)
     scores: list[list[float]] = field(default_factory=list)
-    """Of each attempt; see `score_states`."""
     steps: int = 0
-    """Environment steps, replayed ones included."""
     begun: Counter[tuple[int, int]] = field(default_factory=Counter)
-    """Attempts by the attempt and the step where they begin."""
 
     def best_state(self) -> tuple[int, int] | None:
-        """Return the attempt and the step of the best state that may be continued."""
+        """Return the attempt and the step of the best state to continue from."""
         states = {
             (i, t): self.scores[i][t]
             for i, attempt in enumerate(self.attempts)

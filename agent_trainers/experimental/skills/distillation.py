@@ -35,16 +35,10 @@ class SkillDistillation(Extension):
     """Mixes the policy loss with the divergence from a policy that knows a skill."""
 
     def __init__(self, weight: float, skills: str = GROUP) -> None:
-        """Set the share of the distillation loss, and where skills come from.
+        """Set the share of the distillation loss, in (0, 1], and where skills come from.
 
-        Args:
-            weight: Share of the distillation loss, in (0, 1].
-            skills: `GROUP`: the best other success of the group; or the path of a file of rows
-                with ``skill`` and ``task_id``.
-
-        Raises:
-            ConfigurationError: If `weight` is out of range.
-            DataError: If the file contains no skills.
+        `skills` is `GROUP`, the best other success of the group, or the path of a file of rows with
+        ``skill`` and ``task_id``.
         """
         if not 0 < weight <= 1:
             raise ConfigurationError(f"weight must be in (0, 1], not {weight}.")
@@ -52,11 +46,7 @@ class SkillDistillation(Extension):
         self._skills_by_task = None if skills == GROUP else read_skills(skills)
 
     def attach(self, trainer: Any) -> None:
-        """Take part in the run of `trainer`.
-
-        Raises:
-            ConfigurationError: If the chat template does not mark the end of a message.
-        """
+        """Take part in the run of `trainer`, whose chat template must mark ends of messages."""
         super().attach(trainer)
         self._scorer = trainer.scorer
         self._max_tokens = context_length(trainer.generator.model)
@@ -127,11 +117,7 @@ class SkillDistillation(Extension):
         return [best_other(everyone, t.group_id, first + i) for i, t in enumerate(trajectories)]
 
     def _prompt_ids(self, row: Row, trajectory: Trajectory, skill: str | None) -> list[int] | None:
-        """Return a row's prompt with the skill; None without a skill, or if it does not fit.
-
-        The skill is at the end of the first state's last message, before all actions, so it does
-        not depend on how steps are merged into rows.
-        """
+        """Return a row's prompt with the skill in the first state; None if it is not taught."""
         first = trajectory.transitions[0].prompt_ids
         place = self._renderer.end_of_state(first)
         if skill is None or place is None or row.prompt_ids[: place + 1] != first[: place + 1]:
@@ -152,10 +138,7 @@ def distillation_loss(
     in each state, apart from the bound. It is SDPO (arXiv 2601.20802) on sampled tokens, as
     TRL's ``SDPOTrainer`` has it, and the importance-weighted reverse KL of Skill-SD (2604.10674).
 
-    Args:
-        logprobs: Log-probabilities under the trained policy, (B, T).
-        old_logprobs: Under the sampling policy, (B, T).
-        teacher: Under the teacher, (B, T).
+    The arguments are log-probabilities of the trained policy, the sampling policy and the teacher.
     """
     ratio = (logprobs - old_logprobs).exp().clamp(max=MAX_DISTILLATION_RATIO)
     return (ratio * (logprobs - teacher)).detach() * logprobs

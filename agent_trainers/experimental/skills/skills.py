@@ -56,10 +56,7 @@ def read_skills(path: str | Path) -> TaskSkills:
     """Read a file of rows ``{"skill": "...", "task_id": "..."}``.
 
     Rows without ``task_id`` hold for all tasks without their own skill; rows of the same task are
-    joined.
-
-    Raises:
-        DataError: If the file or a row is malformed; names file, row and field.
+    joined. A malformed file or row is a DataError.
     """
     skills: TaskSkills = {}
     for number, row in enumerate(read_records(path), start=1):

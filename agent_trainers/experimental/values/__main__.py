@@ -28,12 +28,12 @@ from agent_trainers.cli.policies import (
     open_policy,
 )
 from agent_trainers.experimental.branching.saved_states import StateStore
-from agent_trainers.experimental.values.process_value import RESULTS_FILE
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.evaluation import plan_samples
 from agent_trainers.trajectory import Trajectory
 
 PROGRAM: Final = "python -m agent_trainers.experimental.values"
+RESULTS_FILE: Final = "value.json"
 _TINY_VOCABULARY: Final = 1000
 notify = notifier(PROGRAM)
 _TARGETS: Final = {
@@ -49,11 +49,9 @@ class ValueArguments(PolicyArguments):
     num_tasks: int = HfArg(
         default=1500,
         help="Number of tasks, from the first. Generalisation depends on it more than on the "
-        "number of episodes and branches per task.",
+        "number of branches.",
     )
-    samples_per_task: int = HfArg(default=1, help="Episodes per task.")
-    states_per_episode: int = HfArg(default=1, help="Random states of an episode to branch from.")
-    branches: int = HfArg(default=1, help="Continuations from each of these states.")
+    branches: int = HfArg(default=1, help="Continuations from a random state of each episode.")
     target: str = HfArg(
         default="success",
         help=f"Meaning of a value. {'; '.join(f'{k}: {v}' for k, v in _TARGETS.items())}.",
@@ -85,8 +83,8 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def _check(options: ValueArguments) -> None:
-    check_range(options, "at least 1", lambda value: value >= 1, "samples_per_task", "epochs",
-                "states_per_episode", "branches", "tasks_at_once")  # fmt: skip
+    check_range(options, "at least 1", lambda value: value >= 1, "epochs", "branches",
+                "tasks_at_once")  # fmt: skip
     check_range(options, "at least 3 (training, choice and test)",
                 lambda value: value >= 3, "num_tasks")  # fmt: skip
     check_range(options, "in [0, 1]", lambda value: 0 <= value <= 1, "gamma")
@@ -110,13 +108,12 @@ def _collect(
             rng = np.random.default_rng([options.seed, *tasks, len(tasks)])
             rollout = Rollout(environment.make_env, policy, states=StateStore())
             with contextlib.closing(rollout):
-                specs = plan_samples(tasks, options.samples_per_task, options.seed)
-                episodes = rollout.collect(specs)
-                states = []
-                for episode in (episode for episode in episodes if episode.is_scorable):
-                    steps = rng.permutation(len(episode.transitions))
-                    chosen = sorted(steps[: options.states_per_episode])
-                    states += [(episode, int(step)) for step in chosen]
+                episodes = rollout.collect(plan_samples(tasks, 1, options.seed))
+                states = [
+                    (episode, int(rng.integers(len(episode.transitions))))
+                    for episode in episodes
+                    if episode.is_scorable
+                ]
                 branches = rollout.branch_many(states, options.branches, rng=rng)
             episodes += [branch for same in branches.continuations for branch in same]
             check_episodes(episodes)

@@ -19,8 +19,6 @@ from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.rollout.environments import template_tools
 from agent_trainers.trainers.ppo import CRITIC_FILE, CriticModel
 
-RESULTS_FILE: Final = "value.json"
-"""Figures of a trained value, in its folder."""
 MAX_TOKENS: Final = 16_384
 """Largest batch in tokens, padding included."""
 T = TypeVar("T")

@@ -71,11 +71,7 @@ def outcome(trajectory: Trajectory, step: int, target: str, gamma: float) -> flo
 def make_sets(
     trajectories: Sequence[Trajectory], target: str, gamma: float, rng: np.random.Generator
 ) -> ExampleSets:
-    """Make examples of episodes and branches; equal token sequences share one example.
-
-    Raises:
-        DataError: If there are too few tasks for three sets.
-    """
+    """Make examples of episodes and branches; equal token sequences share one example."""
     by_task: dict[str, list[Trajectory]] = {}
     for trajectory in trajectories:
         if trajectory.is_scorable:
@@ -142,13 +138,7 @@ def measure(critic: CriticModel, rows: Sequence[Row]) -> dict[str, Reliability]:
 def reliability(
     predicted: Sequence[float], observed: Sequence[float], weights: Sequence[float]
 ) -> Reliability:
-    """Compare predictions with observed outcomes.
-
-    Args:
-        predicted: Predictions, shape (N,), at least one.
-        observed: Mean outcomes, shape (N,), each over as many observations as its weight.
-        weights: Positive weights, shape (N,).
-    """
+    """Compare predictions with mean outcomes over `weights` observations, (N,) each."""
     p, y, w = (np.asarray(x, np.float64) for x in (predicted, observed, weights))
     order = np.argsort(p, kind="stable")
     quantile = (np.cumsum(w[order]) - w[order] / 2) / w.sum()  # middle of each weight, in (0, 1)

@@ -148,26 +148,6 @@ def test_branches_go_where_returns_vary():
     assert [each[1] > 0 for each in counts[4:]].count(True) >= 2
 
 
-def test_a_state_whose_returns_are_known_to_agree_gets_fewer_than_one_whose_vary():
-    def family(name, outcomes):
-        first = Episode([0.0, outcomes[0]], ["q", name])
-        return [first, *(replace(first, rewards=[0.0, o], start=1) for o in outcomes[1:])]
-
-    agree, vary = family("a", [1.0] * 4), family("b", [1.0, 0.0, 1.0, 0.0])
-    counts = allocate_branches([*agree, *vary, FAILED], budget=8.0)
-    assert total(counts[4:8]) > 2 * total(counts[:4])
-
-
-def test_little_goes_to_states_from_which_little_can_still_be_earned():
-    # what differs is the second reward, four steps before the end; the last differs by a hundredth
-    def episode(i):
-        rewards = [0.0, float(i % 2), 0.0, 0.0, 0.0, 0.01 * (i // 2)]
-        return Episode(rewards, ["q", *(f"{i}-{t}" for t in range(1, 6))])
-
-    counts = allocate_branches([episode(i) for i in range(4)], budget=15.0)
-    assert sum(each[1] for each in counts) == 3  # at five steps each: all of it
-
-
 def test_steps_that_have_to_be_taken_again_to_come_to_a_state_are_part_of_its_cost():
     # from "a" two steps are left and one leads there, from "c" one and two: three for each branch
     longer = Episode([0.0, 0.0, 1.0], ["q", "a", "c"])

@@ -10,8 +10,6 @@ import pytest
 
 from agent_envs import ConfigurationError
 from agent_envs.errors import SnapshotError
-from agent_trainers.monitoring.report import trajectory_page
-from agent_trainers.monitoring.trajectory_samples import trained_samples
 from agent_trainers.programs.tasks import ProgramTasks
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 
@@ -86,32 +84,6 @@ def test_what_is_trained_and_what_is_logged(make_trainer, estimator):
     assert log["success"] == pytest.approx(sum(t.success for t in own) / len(own))
 
 
-@pytest.mark.parametrize("estimator", ["vine", "tree"])
-def test_a_branch_is_shown_with_numbers_only_where_it_was_trained_on(make_trainer, estimator):
-    trainer = make_trainer(estimator, max_steps=1, budget=1.0)
-    trainer.train()
-    played = trainer.last_batch.trajectories
-    samples = trained_samples(trainer.last_batch, range(len(played)), label="0", optimiser_step=0)
-    is_shown = [sample.steps is not None for sample in samples]
-    assert is_shown == [estimator == "tree" or not t.start for t in played]
-    trajectory_page(samples, title="", tokenizer=trainer.processing_class)
-
-
-def test_branches_go_where_rewards_vary_as_they_count_now(make_trainer):
-    env = gym.make(ID)
-    env.reset(seed=0)
-    *_, info = env.step("nothing")
-    nothing = {name: {"kind": "constant", "start": 0.0} for name in info["reward_terms"]}
-    logged = {}
-    for when, schedules in (("as they are", {}), ("faded", nothing)):
-        schedules = json.dumps(schedules) if schedules else None
-        trainer = make_trainer("vine", max_steps=1, logging_steps=1, reward_schedules=schedules)
-        trainer.train()
-        logged[when] = trainer.state.log_history[0].get("branches/count", 0)
-    assert logged["as they are"] > 0
-    assert logged["faded"] == 0
-
-
 def seen(episodes, *, gamma=1.0):
     """Ones, for all that is played."""
     return [np.ones(len(e.rewards) if e.is_scorable else 0) for e in episodes]
@@ -184,25 +156,6 @@ def test_an_environment_that_cannot_be_gone_back_to_is_refused_at_once(make_trai
         SnapshotError, match=r"(?s):tree' restores states.*Or use another estimator"
     ):
         trainer.rollouts.collect(rows, "train", (0, 0))
-
-
-def test_a_curriculum_leaves_branches_to_be_played_and_is_told_of_episodes_alone(make_trainer):
-    trainer = make_trainer(
-        "tree", env=[{"id": ID, "tasks": list(range(9))}], curriculum="pools", max_steps=1,
-        budget=1.0,
-    )  # fmt: skip
-    trainer.train()
-    batch = trainer.last_batch.trajectories
-    branches = [t for t in batch if t.start]
-    log = trainer.state.log_history[0]
-    assert log["branches/count"] == len(branches) > 0
-    own = [t for t in batch if not t.start]
-    assert log["groups/played_success"] == pytest.approx(sum(t.success for t in own) / len(own))
-
-
-def test_without_a_budget_there_are_no_branches(make_trainer):
-    trainer = make_trainer("vine", budget=0.0)
-    assert not any(t.start for t in played(trainer))
 
 
 @pytest.mark.parametrize(("changes", "message"), [

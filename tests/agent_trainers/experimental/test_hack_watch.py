@@ -229,14 +229,6 @@ def test_a_rising_return_with_falling_success_raises_an_alarm():
     assert "the return rises to 0.500" in alarms_of(watch)["return_without_success"]["text"]
 
 
-def test_longer_turns_with_rising_success_raise_no_alarm():
-    def longer(turns):
-        return [f"{'well , ' * 8}{turn}" for turn in turns]  # 56 bytes more, of about 80
-
-    watch, _ = watch_run(lambda turns: [turns[0], wrong(turns)[-1]], longer, make())
-    assert "length" not in alarms_of(watch)
-
-
 def test_each_environment_is_compared_with_its_own_start():
     def batch(env, script):
         return [watched(replace(t, env=env)) for t in roll_out(script, make())]

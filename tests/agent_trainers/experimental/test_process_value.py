@@ -275,18 +275,6 @@ def test_a_value_is_trained_resumed_and_searched_with(tmp_path, monkeypatch, cap
     assert all(name in shown for name in STRATEGIES)
 
 
-def test_a_value_by_which_nothing_can_be_found_is_said_to_be_one(tmp_path):
-    def doubts(env="a", **errors):
-        found = {"mean_squared_error": 0.2, "mean_squared_error_of_mean": 0.21} | errors
-        record = {"env": env, "reliability": {"states": found}}
-        (tmp_path / "value.json").write_text(json.dumps(record))
-        return search.value_warnings(str(tmp_path), "a")
-
-    assert search.value_warnings(str(tmp_path), "a") == doubts() == []
-    assert "trained in b, not in a" in doubts("b")[0]
-    assert "predicts states no better" in doubts(mean_squared_error=0.22)[0]
-
-
 @pytest.mark.parametrize(
     ("command", "arguments", "error", "words"),
     [

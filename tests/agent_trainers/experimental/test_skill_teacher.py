@@ -128,21 +128,6 @@ def whole(trainer, batch):
     return select_rows(batch, range(len(batch["prompt_ids"])), merge_equal=False)
 
 
-def test_the_teacher_is_the_policy_without_dropout_and_without_a_gradient(
-    make_trainer, model, scored
-):
-    still = make_trainer(model=model, weight=0.5)
-    (expected,) = micro_batches(still, scored)
-    for layer in model.model.layers:
-        layer.self_attn.attention_dropout = 0.3
-    dropping = make_trainer(model=model, weight=0.5)
-    assert dropping.scorer.drops_out
-    (batch,) = micro_batches(dropping, scored)
-    assert torch.equal(batch["teacher_per_token_logps"], expected["teacher_per_token_logps"])
-    assert not batch["teacher_per_token_logps"].requires_grad
-    assert dropping.model.training
-
-
 def record_batches(scorer):
     """Batches of which log-probabilities are evaluated from now on."""
     batches, evaluate = [], scorer.evaluate_logprobs
