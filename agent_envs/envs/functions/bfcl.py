@@ -133,7 +133,6 @@ class BFCLEnv(ToolEnv):
 
     @property
     def is_correct(self) -> bool:
-        """Whether all turns are over and passed."""
         return self._is_judged and not self._has_failed
 
     def metrics(self) -> dict[str, float]:
@@ -154,7 +153,6 @@ class BFCLEnv(ToolEnv):
         return [action for calls in turns for action in self._write_turn(calls)]
 
     def write_call(self, name: str, /, **arguments: Any) -> str:
-        """Write a tool call in this environment's tool format."""
         late = bfcl_rows.make_tools(sum(self._row.added.values(), ()), self._row, self._call)
         tool = {tool.name: tool for tool in [*late, *self.tools.values()]}.get(name)
         # With tags, a single text is written without JSON only if the tool takes nothing else.
@@ -200,7 +198,6 @@ class BFCLEnv(ToolEnv):
         self._first_step = self.num_turns
 
     def _carry_out(self, calls: Sequence[ParsedAction]) -> list[Any]:
-        """Run the calls of a turn; in single-turn categories judge them."""
         done = super()._carry_out(calls)
         if self._calls and not self._row.is_multi_turn:
             # An invalid call is a wrong call.

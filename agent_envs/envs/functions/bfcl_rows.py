@@ -170,7 +170,6 @@ class FunctionTool(Tool):
         self.function = run
 
     def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments unchanged, unless they are too large."""
         waiting: list[tuple[Any, int]] = [(dict(arguments), 0)]
         num_chars = 0
         while waiting:
@@ -189,7 +188,6 @@ class FunctionTool(Tool):
         return dict(arguments)
 
     def run(self, /, **arguments: Any) -> ToolResult:
-        """Run the function; an argument may have any name."""
         return self._cut(self.function(self.original_name, arguments))
 
 

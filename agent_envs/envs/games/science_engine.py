@@ -180,7 +180,6 @@ class Game:
         return Game, (self.spec, tuple(self.actions))
 
     def act(self, action: str) -> Situation:
-        """Take an action."""
         action = action.encode("utf-8", "replace").decode()
 
         def step(game: Any) -> Situation:
@@ -213,7 +212,6 @@ class Game:
         raise AssertionError
 
     def close(self) -> None:
-        """Release the simulator's game."""
         self._engine = self._interface = None
         self._release()
 

@@ -186,7 +186,6 @@ class ScienceWorldEnv(ToolEnv):
         return [self.write_call("act", command=action) for action in gold_actions(self._game.spec)]
 
     def close(self) -> None:
-        """End the game, but not the Java process."""
         if hasattr(self, "_game"):
             self._game.close()
         super().close()

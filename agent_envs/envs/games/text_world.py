@@ -49,7 +49,6 @@ class TextGameEnv(ToolEnv):
         super().__init__(default_tools=[Tool(self.act, timeout=None)], **shared)
 
     def _begin(self, path: Path, wrappers: Sequence[Any], task_id: str) -> Task:
-        """Start a game; return it as a task."""
         import textworld
 
         names = ("feedback", "objective", "won", "lost", "score", "max_score", "policy_commands")
@@ -96,7 +95,6 @@ class TextGameEnv(ToolEnv):
 
     @property
     def is_won(self) -> bool:
-        """Whether the game is won."""
         return bool(self._state.won)
 
     def metrics(self) -> dict[str, float]:

@@ -79,7 +79,6 @@ class MathEnv(DatasetEnv):
         self.is_correct = False
 
     def close(self) -> None:
-        """End the Python session."""
         self._python.close()
         super().close()
 

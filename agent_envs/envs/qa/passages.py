@@ -151,7 +151,6 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
         return self._notebook.text
 
     def gold_keys(self) -> tuple[str, ...]:
-        """Return the keys of the gold passages."""
         return tuple(dict.fromkeys(map(self.passage_key, self._gold())))
 
     def _gold(self) -> list[Passage]:

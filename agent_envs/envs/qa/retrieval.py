@@ -88,7 +88,6 @@ class RetrievalQAEnv(ToolEnv):
     not_in_snapshots = frozenset({"retriever"})
 
     def search(self, query: str, top_k: int) -> list[Hit]:
-        """Search the passages; see `Retriever.search`."""
         return self.retriever.search(query, top_k)
 
     def begin_episode(self) -> None:
@@ -118,7 +117,6 @@ class RetrievalQAEnv(ToolEnv):
         return text
 
     def show_passage(self, passage: Passage) -> Passage:
-        """Return a passage with its planted text."""
         text = self.planted_text(passage)
         return passage if text is None else replace(passage, text=f"{passage.text}\n{text}")
 

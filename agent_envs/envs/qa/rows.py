@@ -4,6 +4,7 @@ Each data set is read in all forms in use: the original release, the hub's, and 
 lists as JSON strings.
 """
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -100,8 +101,7 @@ def _search_r1(name: str, source: str) -> DatasetSpec[QARow]:
     return DatasetSpec(
         hub=Hub(name=name, path="RUC-NLPIR/FlashRAG_datasets", configuration=source),
         read=read,
-        form="A row in Search-R1's form needs 'question' and 'golden_answers', or the answers in "
-        "'reward_model' under 'ground_truth' and 'target'.",
+        form="A row in Search-R1's form needs 'question' and 'golden_answers'.",
     )
 
 
@@ -111,8 +111,7 @@ HOTPOTQA: Final = DatasetSpec(
         licence="CC BY-SA 4.0",
     ),
     read=functools.partial(_read_facts, separator=""),
-    form="A HotpotQA row needs 'question', 'answer', 'context' and 'supporting_facts', in the form "
-    "of the hub's hotpotqa/hotpot_qa or of the original release.",
+    form="A HotpotQA row needs 'question', 'answer', 'context' and 'supporting_facts'.",
 )  # fmt: skip
 TWO_WIKI: Final = DatasetSpec(
     hub=Hub(
@@ -121,7 +120,7 @@ TWO_WIKI: Final = DatasetSpec(
     ),
     read=_read_two_wiki,
     form="A 2WikiMultihopQA row needs 'question', 'answer', 'context', 'supporting_facts' and "
-    "'evidences', as nested lists (the original release) or as JSON strings of them.",
+    "'evidences'.",
 )  # fmt: skip
 MUSIQUE: Final = DatasetSpec(
     hub=Hub(name="MuSiQue", path="dgslibisey/MuSiQue", split="validation", licence="CC BY 4.0"),
@@ -144,12 +143,10 @@ POP_QA: Final = _search_r1("PopQA", "popqa")
 
 def _golden_answers(row: Mapping[str, Any]) -> tuple[str, ...]:
     answers = row.get("golden_answers")
-    if answers is None:
-        try:
+    if answers is None:  # Search-R1's processed form
+        with contextlib.suppress(KeyError, TypeError):
             answers = row["reward_model"]["ground_truth"]["target"]
-        except (KeyError, TypeError):
-            answers = field(row, "golden_answers")  # raises
-    answers = [answers] if isinstance(answers, str) else map(str, answers)
+    answers = [answers] if isinstance(answers, str) else map(str, answers or ())
     if not (known := tuple(answer for answer in answers if answer.strip())):
         raise DataError("field 'golden_answers' has no answer.")
     return known

@@ -203,7 +203,6 @@ class AdversarialEditsEnv(ToolEnv):
         return self._shown()
 
     def _start(self, index: int) -> None:
-        """Start the agent's episode, and let it act."""
         _, info = self._env.reset(seed=0, options={"task": index})
         self._read = list(info["messages"])
         self._question = str(next(m["content"] for m in self._read if m["role"] == "user"))

@@ -113,12 +113,10 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
 
     @property
     def num_questions(self) -> int:
-        """Number of questions of an episode."""
         return self._family.questions
 
     @property
     def is_all_correct(self) -> bool:
-        """Whether every question was answered correctly."""
         return sum(self.is_correct) == self.num_questions
 
     def get_task(self, index: int) -> Task:
@@ -156,7 +154,6 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
         return NewConversation(questions[number].text) if number < len(questions) else None
 
     def search(self, query: str, top_k: int) -> list[Hit]:
-        """Search the current world, unless no searches are left."""
         if self._max_searches is not None and self._num_searches >= self._max_searches:
             raise ToolError(f"no search left : all {self._max_searches} are used . answer now .")
         self._num_searches += 1

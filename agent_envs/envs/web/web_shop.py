@@ -41,7 +41,6 @@ class _Page:
     options: tuple[tuple[str, str], ...] = ()
 
     def path(self, session: str) -> str:
-        """Return its path on the server."""
         options = urllib.parse.quote(str(dict(self.options)), safe="")
         results = f"{urllib.parse.quote(self.query or ' ', safe='')}/{self.number}"
         return {

@@ -35,7 +35,7 @@ def act(env, command):
 
 
 def test_the_packages_solution_reaches_100():
-    env = make("power-component", split="test", variations=1)
+    env = make(split="test", variations=1)
     outcomes = [env.step(action) for action in env.unwrapped.reference_actions()]
     assert [outcome[2] for outcome in outcomes] == [False] * (len(outcomes) - 1) + [True]
     info = outcomes[-1][4]
