@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from datasets import Dataset
-from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback
+from transformers import PreTrainedTokenizerBase, Trainer
 
 from agent_envs.core.lookup import lookup
 from agent_envs.errors import ConfigurationError
@@ -76,10 +76,7 @@ class StepGRPOTrainer(ResumableTrainer):
         eval_env: EnvLike | None = None,
         eval_envs: Sequence[Member] | None = None,
         processing_class: PreTrainedTokenizerBase | None = None,
-        callbacks: list[TrainerCallback] | None = None,
-        optimizers: tuple[Any, Any] = (None, None),
-        quantization_config: Any = None,
-        peft_config: Any = None,
+        **options: Any,
     ) -> None:
         """Set up TRL's trainer, the environments and the rollouts.
 
@@ -97,13 +94,8 @@ class StepGRPOTrainer(ResumableTrainer):
             eval_env: The environment of evaluations, if it is not `env`.
             eval_envs: Further environments that are only evaluated, in the form of `env`.
             processing_class: The tokenizer; by default the model's.
-            callbacks: As in TRL.
-            optimizers: As in TRL.
-            quantization_config: As in TRL.
-            peft_config: As in TRL.
-
-        Raises:
-            ConfigurationError: If something is not supported; the message names it.
+            options: Further arguments of ``trl.GRPOTrainer``: ``callbacks``, ``optimizers``,
+                ``peft_config``, ``quantization_config``.
         """
         args = args or StepGRPOConfig("step-grpo")
         extensions = make_extensions(args.extensions, args.advantage_estimator)
@@ -134,10 +126,7 @@ class StepGRPOTrainer(ResumableTrainer):
             train_dataset=rows,
             eval_dataset=evaluation_rows(eval_source or source, eval_dataset),
             processing_class=processing_class,
-            callbacks=callbacks,
-            optimizers=optimizers,
-            quantization_config=quantization_config,
-            peft_config=peft_config,
+            **options,
         )
         if self._is_vlm:
             raise ConfigurationError("Vision-language models are not supported; pass a tokenizer.")

@@ -13,13 +13,6 @@ from agent_trainers.policies import ScriptedPolicy, models
 from tests.agent_trainers.real_models import save_model
 
 
-def test_a_name_or_a_folder_is_taken_as_it_is_and_a_missing_file_is_named(monkeypatch):
-    monkeypatch.setattr(models.constants, "HF_HUB_OFFLINE", False)
-    assert models.find_model("Qwen/Qwen2.5-0.5B-Instruct") == "Qwen/Qwen2.5-0.5B-Instruct"
-    with pytest.raises(ConfigurationError, match=r"Model nowhere\.gguf: there is no such file"):
-        models.find_model("nowhere.gguf")
-
-
 def test_a_gguf_file_needs_its_extra(tmp_path, monkeypatch):
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     monkeypatch.setenv(models.CACHE_VARIABLE, str(tmp_path / "cache"))
@@ -93,6 +86,7 @@ def test_a_model_that_is_none_is_named(tmp_path):
         ("", "no valid name on the hub"),
         ("./nowhere", r"no such folder, and it is no valid name on the hub"),
         ("a/b/c", r"no valid name on the hub"),
+        ("nowhere.gguf", r"Model nowhere\.gguf: there is no such file"),
         ("folder", r"folder: the folder contains no config\.json"),
         ("notes.txt", r"notes\.txt: not a GGUF file"),
         ("nowhere/at-all", r"not cached while HF_HUB_OFFLINE is set"),

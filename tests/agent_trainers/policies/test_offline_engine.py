@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from agent_envs.errors import MissingExtraError
 from agent_trainers import TINY_POLICY
 from agent_trainers.policies import GenerationRequest
 from agent_trainers.policies.local import vllm_policy
@@ -45,9 +44,3 @@ def test_a_state_that_does_not_fit_is_not_sent(engine):
     (generation,) = policy.generate([request("where ? " * 5)])
     assert generation.finish_reason == "overflow"
     assert engine.calls == []
-
-
-def test_without_vllm_the_error_says_what_to_install(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'agent-r1\[vllm\]'"):
-        vllm_policy(str(TINY_POLICY), max_new_tokens=8)

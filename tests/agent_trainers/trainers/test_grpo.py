@@ -77,14 +77,6 @@ def test_equal_rows_go_through_the_model_once_and_keep_their_weight(
     assert_close(gradient(trainer, [batch]), once)
 
 
-def test_staleness_is_the_number_of_steps_since_tokens_were_sampled(make_trainer):
-    trainer = make_trainer(max_steps=4, per_device_train_batch_size=4, steps_per_generation=2)
-    trainer.train()
-    logged = [entry for entry in trainer.state.log_history if "sampling/staleness" in entry]
-    assert [entry["sampling/staleness"] for entry in logged] == [0, 1, 0, 1]
-    assert all(entry["sampling/sampling_logp_difference/max"] < 1e-4 for entry in logged[::2])
-
-
 def test_tokens_that_the_policy_did_not_sample_are_refused(make_trainer, played):
     trainer = make_trainer()
     wrong = [
