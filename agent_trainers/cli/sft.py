@@ -21,13 +21,13 @@ from agent_trainers.cli.environments import (
     DEFAULT_ENV,
     environment_maker,
     first_tasks,
+    fit_environment,
     inspect_environment,
 )
 from agent_trainers.cli.launch import run_trainer
 from agent_trainers.cli.output_folder import open_run, settings_of
 from agent_trainers.cli.policies import (
     ModelArguments,
-    fit_environment,
     model_path,
     refused_settings,
     write_merged,
