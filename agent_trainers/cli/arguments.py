@@ -88,12 +88,10 @@ class CommandParser(HfArgumentParser):  # type: ignore[misc] # transformers is u
 
     def given(self, arguments: Sequence[str]) -> argparse.Namespace:
         """Return the options on a command line; those not on it are None."""
-        before = {name: self.get_default(name) for name in self._fields}
-        self.set_defaults(**dict.fromkeys(self._fields))
         helps = ("-h", "--help", "--help_all", "--help-all")
-        values: argparse.Namespace
-        values, _ = self.parse_known_args([a for a in arguments if a not in helps])
-        self.set_defaults(**before)
+        kept = [argument for argument in arguments if argument not in helps]
+        unset = argparse.Namespace(**dict.fromkeys(self._fields))
+        values: argparse.Namespace = self.parse_known_args(kept, unset)[0]
         return values
 
     def read(self, arguments: Sequence[str]) -> argparse.Namespace:

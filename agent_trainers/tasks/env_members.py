@@ -67,10 +67,7 @@ Member = str | Callable[[], Any] | Mapping[str, Any] | EnvMember
 def read_members(values: Any, option: str, *, is_weighted: bool = True) -> list[EnvMember]:
     """Read a list of environments, each an id or ``{id, weight, kwargs, ...}``, also as JSON text.
 
-    Args:
-        values: The list.
-        option: Its name in errors: ``envs``.
-        is_weighted: Whether entries may have a weight and `eval_kwargs`.
+    Errors name `option`, the entry and the field; `is_weighted` allows weights and `eval_kwargs`.
     """
     if isinstance(values, str | Mapping) or not isinstance(values, Sequence) or not values:
         raise ConfigurationError(

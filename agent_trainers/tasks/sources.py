@@ -126,13 +126,7 @@ def task_source(trained: EnvLike) -> TaskSource:
 def evaluation_source(
     trained: EnvLike, eval_env: EnvLike | None, eval_envs: Sequence[Member] | None
 ) -> TaskSource | None:
-    """Return the task source of evaluations; None if it is that of training.
-
-    Args:
-        trained: The trainer's argument `env`.
-        eval_env: Its replacement in evaluation, if it differs.
-        eval_envs: Further environments that are only evaluated.
-    """
+    """Return the task source of evaluations; None if it is that of training."""
     if not eval_envs and eval_env is not None:
         return task_source(eval_env)
     members = _members(trained if eval_env is None else eval_env)
@@ -196,16 +190,10 @@ def training_pools(source: TaskSource, rows: Dataset | None) -> list[TaskPool]:
 def training_rows(
     source: TaskSource, given: Dataset | None, *, seed: int, num_groups: int | None, min_rows: int
 ) -> Dataset:
-    """Return the rows that TRL's sampler goes through, one per group.
+    """Return the rows that TRL's sampler goes through, one per group of `num_groups` in the run.
 
-    Rows of a mixture only count groups: a `TaskSampler` chooses their tasks.
-
-    Args:
-        source: The tasks.
-        given: The user's rows with a column ``task``, if any.
-        seed: The seed of the run, by which tasks of an endless family are drawn.
-        num_groups: Groups of the whole run; None if it is not bounded by steps.
-        min_rows: Groups of a batch: TRL's sampler drops incomplete batches.
+    At least `min_rows`, the groups of a batch: the sampler drops incomplete batches. Rows of a
+    mixture only count groups: a `TaskSampler` chooses their tasks.
     """
     is_mixture = isinstance(source, EnvMixture)
     if given is not None:
