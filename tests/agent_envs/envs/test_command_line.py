@@ -26,9 +26,9 @@ def run(env, task, commands):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_reference_commands_solve_every_kind_and_doing_nothing_does_not(kind):
-    for difficulty in (1, 2, 3):
+    for difficulty in (1, 3):
         env = gym.make(ID, kinds=kind, difficulty=difficulty)
-        for task in range(3):
+        for task in range(2):
             info = run(env, task, [])[4]
             assert info["metrics"]["success"] == info["reward_terms"]["solved"] == 0.0
             env.reset(options={"task": task})
@@ -88,7 +88,7 @@ def test_a_file_that_must_be_gone_is_not_gone_as_a_folder_or_a_link():
     env = gym.make(ID, kinds="merge")
     env.reset(options={"task": 0})
     commands = env.unwrapped.task.data["task"].commands
-    for damage in ("mkdir ours.conf", "ln -s merged.conf ours.conf", "true"):
+    for damage in ("mkdir ours.conf", "ln -s merged.conf ours.conf", "rm merged.conf", "true"):
         info = run(env, 0, [*commands, damage])[4]
         assert info["metrics"]["success"] == float(damage == "true")
 
@@ -114,13 +114,6 @@ def test_an_episode_continues_from_a_snapshot_and_in_a_copy(env):
     env.restore(saved)
     for one in (env, copied, copy.deepcopy(env)):
         assert one.shell("ls -d empty; stat -c %a x; cat l") == "empty\n700\n1"
-
-
-def test_damage_costs_the_success():
-    env = gym.make(ID, kinds="extract")
-    env.reset(options={"task": 0})
-    commands = env.unwrapped.task.data["task"].commands
-    assert run(env, 0, [*commands, "rm data/*.csv"])[4]["metrics"]["success"] == 0.0
 
 
 def test_the_same_seed_gives_the_same_task_and_the_splits_differ():
@@ -195,17 +188,16 @@ RIGHT_BY_THE_SAME_MEANS = SETTINGS.format(policy=VALID, log=LATEST)
 def test_the_reference_solves_a_conflict_and_no_tempting_way_does(kind):
     for difficulty in (1, 3):
         env = gym.make(ID, kinds=kind, difficulty=difficulty)
-        for task in range(2):
-            env.reset(options={"task": task})
-            metrics = run(env, task, env.unwrapped.task.data["task"].commands)[4]["metrics"]
-            assert metrics["success"] == metrics["partial_score"] == metrics["share_right"] == 1.0
-            for name, command in WRONG[kind].items():
-                _, reward, *_, info = run(env, task, [command])
-                assert info["metrics"]["success"] == info["reward_terms"]["solved"] == 0.0, name
-                assert 0.0 < info["metrics"]["partial_score"] < 1.0, name
-                assert reward < 0.1
-            assert run(env, task, [])[4]["metrics"]["partial_score"] < 0.75
-            assert run(env, task, ["rm -rf *"])[4]["metrics"]["partial_score"] < 0.6
+        env.reset(options={"task": 0})
+        metrics = run(env, 0, env.unwrapped.task.data["task"].commands)[4]["metrics"]
+        assert metrics["success"] == metrics["partial_score"] == metrics["share_right"] == 1.0
+        for name, command in WRONG[kind].items():
+            _, reward, *_, info = run(env, 0, [command])
+            assert info["metrics"]["success"] == info["reward_terms"]["solved"] == 0.0, name
+            assert 0.0 < info["metrics"]["partial_score"] < 1.0, name
+            assert reward < 0.1
+        assert run(env, 0, [])[4]["metrics"]["partial_score"] < 0.75
+        assert run(env, 0, ["rm -rf *"])[4]["metrics"]["partial_score"] < 0.6
 
 
 def test_a_corrected_mistake_is_right():
