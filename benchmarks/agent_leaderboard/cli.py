@@ -134,7 +134,7 @@ def _positive(text: str) -> int:
 
 
 def _new(options: argparse.Namespace) -> None:
-    from agent_leaderboard.entries.submit import write_template
+    from agent_leaderboard.entries.entry import write_template
 
     paths = write_template(options.name, Path())
     print(f"Wrote {' and '.join(map(str, paths))}.")  # noqa: T201
@@ -142,7 +142,7 @@ def _new(options: argparse.Namespace) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
-    from agent_leaderboard.entries.check import check_entry
+    from agent_leaderboard.entries.entry import check_entry
 
     sys.path.append("")  # for custom agents in the current folder
     config = load_configs([options.config]).choose(environments=options.environments)
@@ -234,7 +234,7 @@ def _compare(options: argparse.Namespace) -> None:
 
 
 def _submit(options: argparse.Namespace) -> None:
-    from agent_leaderboard.entries.submit import SUBMISSIONS, submit
+    from agent_leaderboard.entries.entry import SUBMISSIONS, submit
 
     folder = submit(options.run, options.output, options.data, jobs=options.jobs)
     print(  # noqa: T201

@@ -106,14 +106,6 @@ def test_samples_give_pass_at_k_and_pass_hat_k(board):
     assert cell["pass_hat"] == pytest.approx({1: 0.75, 2: (1 / 6 + 1) / 2, 4: 0.5})
 
 
-def test_a_cell_does_not_depend_on_other_agents(board):
-    manifest = replace(board.run.manifest, agents=board.run.manifest.agents[2:3])
-    results = {cell: own for cell, own in board.run.results.items() if cell[1] == "some"}
-    alone = summarise(replace(board.run, manifest=manifest, results=results)).cells[PUBLIC, "some"]
-    rank = {"rank": 0, "is_tied": False, "is_leading": False}
-    assert alone | rank == board.cells[PUBLIC, "some"] | rank
-
-
 def test_all_pairs_of_agents_are_compared(board):
     found = comparisons(board, [(PUBLIC, *pair) for pair in combinations(board.agents, 2)])
     assert len(found) == 6

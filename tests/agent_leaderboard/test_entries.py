@@ -12,8 +12,7 @@ import pytest
 
 from agent_envs.errors import ConfigurationError, MissingExtraError
 from agent_leaderboard import cli
-from agent_leaderboard.entries.check import five_tasks
-from agent_leaderboard.entries.submit import TEMPLATE, invalid_fields
+from agent_leaderboard.entries.entry import TEMPLATE, five_tasks, invalid_fields
 from agent_leaderboard.play import episodes
 from agent_leaderboard.play.config import load_configs
 from agent_leaderboard.records.results import read_run, write_run

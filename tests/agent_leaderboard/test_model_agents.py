@@ -125,23 +125,6 @@ def test_reflexion_retries_with_its_reflection(server):
     assert "You: <answer>x</answer>" in attempt
 
 
-def test_reflexion_stops_after_success(tmp_path, monkeypatch):
-    answers = {}
-
-    def reply(body, _):
-        return says(f"<answer>{answers['right']}</answer>")
-
-    env = gym.make(MULTI_HOP)
-    env.reset(seed=0, options={"task": 0})
-    answers["right"] = env.unwrapped.reference_actions()[-1].split("<answer>")[1].split("<")[0]
-    with chat_server(reply) as running:
-        settings = {"model": "m", "base_url": running.url, "trials": 3}
-        (episode,) = run_agent("reflexion", settings, count=1)
-    assert episode.trajectory.success
-    assert episode.attempts == ()
-    assert episode.usage.calls == 1
-
-
 def test_best_of_n_takes_the_most_frequent_answer():
     answers = iter(["b", "The A.", "a"])
     with chat_server(lambda *_: says(f"<answer>{next(answers)}</answer>")) as running:
@@ -176,20 +159,6 @@ def test_agents_run_on_a_real_server(served, kind, tool_format):
         assert episode.trajectory.is_scorable
         assert episode.usage.calls == len(episode.trajectory.transitions)
         assert episode.usage.prompt_tokens > 0
-
-
-def test_agents_on_one_model_load_it_once(monkeypatch):
-    from agent_leaderboard.agents import model_agents
-    from agent_trainers.policies import local as transformers
-
-    model_agents._local_policy.cache_clear()
-    loaded, load = [], transformers.load_policy
-    monkeypatch.setattr(
-        transformers, "load_policy", lambda name, **kw: loaded.append(name) or load(name, **kw)
-    )
-    for kind in ("base_tool_call", "naive_rag", "checkpoint"):
-        run_agent(kind, MODEL, count=1)
-    assert loaded == [str(TINY_POLICY)]
 
 
 def test_turns_on_vllm_have_the_length_of_the_training(monkeypatch, tmp_path):

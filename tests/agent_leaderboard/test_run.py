@@ -13,14 +13,11 @@ import pytest
 
 from agent_envs.errors import ConfigurationError
 from agent_leaderboard.agents.agent import PlayedEpisode, Usage, build_agent
-from agent_leaderboard.agents.model_agents import ModelSettings, open_policy
 from agent_leaderboard.play import episodes
-from agent_leaderboard.play.config import AgentConfig, load_configs
-from agent_leaderboard.play.prepare import _agent, find_model
+from agent_leaderboard.play.config import load_configs
 from agent_leaderboard.play.replay import Replayer
 from agent_leaderboard.play.run import run
 from agent_leaderboard.records.results import FILES, read_checksums, read_run
-from agent_trainers import TINY_POLICY, small_models
 from agent_trainers.trajectory import StopReason
 from tests.agent_leaderboard.runs import CONFIG, content_of, read_rows, write_config
 
@@ -42,7 +39,7 @@ def small(tmp_path, text=CONFIG):
     return load_configs([write_config(tmp_path, text)])
 
 
-def test_a_run_has_every_task_and_sample_of_every_agent_in_order(small_run):
+def test_a_run_has_every_task_and_sample_of_every_agent_in_order(small_run, small_data):
     found = read_run(small_run)
     assert [(e.slug, e.num_tasks) for e in found.manifest.environments] == [
         ("table", 3), ("multi-hop", 2), ("hotpotqa", 2),
@@ -57,18 +54,11 @@ def test_a_run_has_every_task_and_sample_of_every_agent_in_order(small_run):
         assert agent.slug != "oracle" or all(one.success for one in results)
     assert {path.name for path in small_run.iterdir()} == set(FILES)
     assert read_checksums(small_run).keys() == set(FILES) - {"checksums.json"}
-
-
-def test_the_manifest_names_data_versions_and_terms_but_no_machine(small_run, small_data):
-    manifest = read_run(small_run).manifest
-    record = manifest.environment("hotpotqa")
+    record = found.manifest.environment("hotpotqa")
     assert [file.name for file in record.data] == ["hotpot.jsonl"]
     assert record.kwargs == {"data": "${data}/hotpot.jsonl"}
-    assert record.outcome_terms == ["exact_match"]
-    assert record.max_turns == 5
-    assert not record.is_text_public
-    assert manifest.environment("table").is_text_public
-    assert "numpy" in manifest.agent("oracle").packages
+    assert (record.outcome_terms, record.max_turns) == (["exact_match"], 5)
+    assert (record.is_text_public, found.manifest.environment("table").is_text_public) == (0, 1)
     assert str(small_data) not in (small_run / "manifest.json").read_text()
 
 
@@ -122,14 +112,6 @@ def test_a_folder_with_another_run_is_refused(tmp_path, small_run, small_data):
     other = small(tmp_path, CONFIG.replace("seed: 5", "seed: 6"))
     with pytest.raises(ConfigurationError, match=r'another run.*"seed": 5.*"seed": 6'):
         run(other, small_run, data=small_data)
-
-
-def test_a_missing_data_folder_and_a_missing_file_are_named(tmp_path, small_data):
-    with pytest.raises(ConfigurationError, match="pass --data"):
-        run(small(tmp_path), tmp_path / "a")
-    gone = small(tmp_path, CONFIG.replace("hotpot.jsonl", "hotpto.jsonl"))
-    with pytest.raises(ValueError, match=r"hotpto\.jsonl.*cannot be read"):
-        run(gone, tmp_path / "b", data=small_data)
 
 
 def test_a_killed_run_resumes_to_the_same_results(tmp_path):
@@ -225,29 +207,3 @@ def test_an_optional_environment_without_its_extra_is_left_out_with_the_reason(
     assert left_out.id == "AgentR1/TextWorld-v0"
     assert "pip install 'agent-r1[textworld]'" in left_out.reason
     assert [environment.slug for environment in manifest.environments] == ["multi-hop", "table"]
-
-
-def test_a_packaged_model_is_named_without_its_folder(tmp_path, monkeypatch):
-    """Name, digests and commands of `smollm2` are published."""
-    folder = tmp_path / "somewhere" / "cache"
-    shutil.copytree(TINY_POLICY, folder)
-    monkeypatch.setattr(small_models, "prepare", {"smollm2": folder}.__getitem__)
-    entry = AgentConfig(name="small", kind="base_tool_call", made_by="make it",
-                        model="a small model", settings={"model": "smollm2"})  # fmt: skip
-    assert find_model(entry, tmp_path) == str(folder)
-    record = _agent(entry, str(folder))
-    assert (record.model, record.made_by) == ("a small model", "make it")
-    assert set(record.weights_sha256) == {"model.safetensors"}
-    assert "somewhere" not in repr(record)
-
-
-def test_a_local_model_is_loaded_in_the_dtype_of_its_settings(monkeypatch):
-    loaded = []
-    monkeypatch.setattr("agent_trainers.policies.local.load_policy",
-                        lambda name, **options: loaded.append(options["dtype"]))  # fmt: skip
-    for dtype in ("auto", "bfloat16"):
-        with open_policy(ModelSettings(model=f"of {dtype}", dtype=dtype), None):
-            pass
-    assert loaded == ["auto", "bfloat16"]
-    with pytest.raises(ConfigurationError, match="leave dtype out"):
-        open_policy(ModelSettings(model="m", backend="vllm", dtype="float16"), None).__enter__()

@@ -199,20 +199,6 @@ def test_public_text_is_not_sealed_and_no_data_make_no_key():
         data_seal([])
 
 
-def test_the_order_in_which_settings_name_files_changes_no_seal(tmp_path):
-    for name in "abc":
-        (tmp_path / name).write_text(name)
-    orders = ({"data": "${data}/c", "corpus": ["${data}/a", "${data}/b"]},
-              {"corpus": ["${data}/b", "${data}/a"], "data": "${data}/c"})  # fmt: skip
-    found = [
-        data_files(
-            EnvironmentConfig(id="AgentR1/HotpotQA-v0", kwargs=one, contamination=""), tmp_path
-        )
-        for one in orders
-    ]
-    assert found == [["a", "b", "c"]] * 2
-
-
 @pytest.mark.parametrize("name", DATA_PACKAGES)
 def test_tasks_of_packages_are_sealed_by_their_files(name):
     package, _ = DATA_PACKAGES[name]
@@ -222,10 +208,6 @@ def test_tasks_of_packages_are_sealed_by_their_files(name):
     files = data_files(environment, None)
     assert files
     assert all(data_path(file, None).is_file() for file in files)
-
-
-def test_no_other_package_is_opened(tmp_path):
-    assert data_path("package:json/tool.py", tmp_path) == tmp_path / "package:json/tool.py"
 
 
 def test_without_its_package_an_environment_is_left_out_and_not_replayed(tmp_path, monkeypatch):

@@ -162,7 +162,8 @@ def _check_calls(
         if getattr(result, name) < result.calls:
             yield f"field {name!r}: is {getattr(result, name)} for {result.calls} calls"
     name, default = ATTEMPTS.get(agent.kind, ("", 1))
-    trials = agent.settings.get(name, default)
+    given: Any = agent.settings.get(name)
+    trials = given if isinstance(given, int) else default
     is_short = (
         agent.kind == "best_of_n" and result.error is None and len(result.attempts) < trials - 1
     )

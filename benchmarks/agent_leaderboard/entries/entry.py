@@ -1,0 +1,204 @@
+"""Enter the board: a template, a check on five tasks, and the folder and text of a pull request."""
+
+import itertools
+import keyword
+import re
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from agent_envs.data.files import write_text
+from agent_envs.errors import ConfigurationError, DataError, MissingExtraError
+from agent_leaderboard.play.config import AgentConfig, EnvironmentConfig, RunConfig
+from agent_leaderboard.play.environments import configured_environment, missing_data, reads_data
+from agent_leaderboard.play.run import run
+from agent_leaderboard.records.manifest import (
+    PUBLISHED,
+    AgentRecord,
+    Manifest,
+    make_slug,
+    published,
+)
+from agent_leaderboard.records.names import FIELDS
+from agent_leaderboard.records.results import EpisodeResult, Run, read_run
+from agent_leaderboard.report.board import summarise
+from agent_leaderboard.report.tables import make_markdown
+from agent_leaderboard.report.visible_text import markdown_cell, visible
+from agent_leaderboard.verify.bundle import copy_run
+from agent_leaderboard.verify.verify import check_run
+
+TEMPLATE: Final = Path(__file__).parent / "template"
+NUM_TASKS: Final = 5
+"""Tasks of a check."""
+SUBMISSIONS: Final = "benchmarks/submissions"
+"""Folder of submissions in the repository."""
+_REQUIRED: Final = ("organisation", "licence")
+_PLACEHOLDER: Final = re.compile(
+    r"(?:my|your|our|some|an?|the)[ _-](?:organi[sz]ation|company|team|lab|model|licen[cs]e)\b.*"
+    r"|(?:.*\W)?example\.(?:com|net|org)(?:\W.*)?|<.*>|to ?do|tba|tbd|unknown|[\W_]+|x{2,}",
+    re.IGNORECASE,
+)
+_CONFIRM: Final = """## I confirm that
+
+- [ ] the agent saw nothing of the tasks but what the environments showed it;
+- [ ] no episode was selected, left out or repeated, except after infrastructure failures, which \
+are counted;
+- [ ] the named model wrote the actions, and calls and tokens are complete.
+"""
+
+
+def write_template(name: str, folder: Path) -> list[Path]:
+    """Write a module with an agent, and the file that enters it; return both."""
+    if not (name.isidentifier() and name.islower()) or keyword.iskeyword(name):
+        raise ConfigurationError(f"{name!r} cannot name a module; use a name like my_agent.")
+    words = {
+        "MyAgent": "".join(word.capitalize() for word in name.split("_")),
+        "my_agent": name,
+        "my agent": name.replace("_", " ").strip(),
+    }
+    files = {}
+    for path in sorted(TEMPLATE.glob("*.txt")):
+        text = path.read_text(encoding="utf-8")
+        for old, new in words.items():
+            text = text.replace(old, new)
+        files[folder / path.stem.replace("my_agent", name)] = text
+    for target in files:
+        if target.exists():
+            raise ConfigurationError(f"{target} exists; nothing was written.")
+    for target, text in files.items():
+        write_text(target, text)
+    return list(files)
+
+
+# Check
+
+
+def check_entry(config: RunConfig, data: Path | None) -> tuple[bool, str]:
+    """Run each agent on five tasks, and verify the episodes as others would.
+
+    The tasks come from as many environments as are available, those without data first. Returns
+    whether every episode was scored and verified, and what came of each.
+    """
+    with tempfile.TemporaryDirectory(prefix="agent-r1-check-") as scratch:
+        folder = run(five_tasks(config, data), Path(scratch) / "run", data=data)
+        finished = read_run(folder)
+        verification = check_run(folder, data)
+    results = [result for own in finished.results.values() for result in own]
+    lines = [line for one in results for line in _describe(one, finished)]
+    for agent in config.agents:
+        lines += [f"{agent.name} {text}: submit will refuse it" for text in invalid_fields(agent)]
+    # Five tasks are never the published measure.
+    lines.append(replace(verification, own_measure={}).summary())
+    is_fine = not verification.problems and all(result.is_scored for result in results)
+    return is_fine, "\n".join(map(visible, lines))
+
+
+def five_tasks(config: RunConfig, data: Path | None) -> RunConfig:
+    """Return the run with five tasks, of as many environments as are available."""
+    plain = [each for each in config.environments if each.attack_on is None]
+    plain.sort(key=reads_data)
+    available = (each for each in plain if _is_available(each, data))
+    chosen = list(itertools.islice(available, NUM_TASKS))
+    if not chosen:
+        raise ConfigurationError(
+            "No environment is available: each lacks its data (--data) or its extra. Choose others "
+            "with --environments."
+        )
+    share, more = divmod(NUM_TASKS, len(chosen))
+    return replace(
+        config,
+        protocol=replace(config.protocol, samples_per_task=1),
+        environments=tuple(
+            replace(each, tasks=min(each.tasks, share + (i < more)))
+            for i, each in enumerate(chosen)
+        ),
+        left_out=(),
+    )
+
+
+def _is_available(environment: EnvironmentConfig, data: Path | None) -> bool:
+    """Return whether an environment can be made; one that is not optional must be."""
+    if not environment.optional:
+        return True
+    if missing_data(environment, data):
+        return False
+    try:
+        configured_environment(environment, None, data)().close()
+    except MissingExtraError:
+        return False
+    return True
+
+
+def _describe(one: EpisodeResult, finished: Run) -> Iterator[str]:
+    """Yield what came of an episode: also its failure, and its first error."""
+    (entry,) = [entry for entry in finished.tasks[one.environment] if entry.task == one.task]
+    yield (
+        f"{one.agent} on {one.environment}, {entry.task_id}: {len(one.actions)} turns, return "
+        f"{one.return_:.2f}, {'success' if one.success else 'no success'}, {one.calls} calls, "
+        f"{one.prompt_tokens + one.completion_tokens} tokens"
+    )
+    if one.error is not None:
+        yield f"  ended by an infrastructure failure: {one.error}"
+    for number, (action, code) in enumerate(zip(one.actions, one.errors, strict=True), 1):
+        if code is not None:
+            yield f"  turn {number} was an error ({code}): {action[:300]!r}"
+            return
+
+
+# Submit
+
+
+def submit(folder: Path, output: Path, data: Path | None, *, jobs: int = 1) -> Path:
+    """Verify a run with the published measure, and write its submission below `output`.
+
+    Environments may be missing. Returns the folder; the text of the pull request is next to it.
+    """
+    finished = read_run(folder)
+    agents = finished.manifest.agents
+    for agent in agents:
+        for problem in invalid_fields(agent):
+            raise ConfigurationError(
+                f"{folder}: agent {agent.name!r} {problem}. Set it in the agent's entry of the "
+                "settings, and run it into a new folder."
+            )
+    verification = check_run(folder, data, jobs=jobs, reference=PUBLISHED)
+    if verification.problems:
+        raise DataError(f"{folder}: does not verify.\n{verification.summary()}")
+    target = output / make_slug("-".join(agent.slug for agent in agents))
+    if target.exists():
+        raise ConfigurationError(f"{target}: exists; choose another --output.")
+    copy_run(folder, target)
+    parts = [
+        f"# Leaderboard entry: {', '.join(markdown_cell(agent.name) for agent in agents)}",
+        f"Adds `{SUBMISSIONS}/{target.name}/`.",
+        "\n".join(_facts(finished.manifest)),
+        "#" + make_markdown(summarise(finished)).strip(),
+        "## Verification",
+        "```text\n" + verification.summary().replace("```", "'''") + "\n```",
+        _CONFIRM,
+    ]
+    write_text(target.with_suffix(".md"), "\n\n".join(parts))
+    return target
+
+
+def _facts(manifest: Manifest) -> Iterator[str]:
+    """Yield who enters what, and what was not run."""
+    for agent in manifest.agents:
+        for name in (*FIELDS, "kind", "prices"):
+            yield f"- {name}: {markdown_cell(str(getattr(agent, name) or '-'))}"
+    listed = {one.id for one in manifest.left_out} | {one.slug for one in manifest.environments}
+    for one in published().environments:
+        if not listed & {one.id, one.slug}:
+            yield f"- `{one.slug}`: not chosen"
+
+
+def invalid_fields(agent: AgentConfig | AgentRecord) -> Iterator[str]:
+    """Yield why an agent cannot be submitted: fields without a value, or with a placeholder."""
+    for name in FIELDS:
+        text = getattr(agent, name)
+        if not text and name in _REQUIRED:
+            yield f"has no {name}"
+        elif text and _PLACEHOLDER.fullmatch(text.strip()):
+            yield f"has a placeholder in the field {name!r}, {text!a}"
