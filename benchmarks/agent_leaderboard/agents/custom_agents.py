@@ -72,32 +72,25 @@ class State:
 Act = Callable[[State], str | Generation]
 
 
-class ActingAgent:
-    """Runs episodes with a function that is called for each turn."""
+class ActingAgent(Policy):
+    """Runs episodes with a function that is called for each turn; an exception ends an episode."""
 
     def __init__(self, act: Act, name: str, concurrency: int) -> None:
         """Call `act` for up to `concurrency` turns at once; errors name `name`."""
-        self._act, self._name, self._concurrency = act, name, concurrency
+        self._act, self._name, self.max_concurrency = act, name, concurrency
 
     def check(self, make_env: MakeEnv) -> None:
         """Accept every environment."""
 
     def play(self, make_env: MakeEnv, specs: Sequence[EpisodeSpec]) -> list[PlayedEpisode]:
         """Run one episode per spec, in order."""
-        policy = _ActingPolicy(self._act, self._name, format_of(make_env))
-        policy.max_concurrency = self._concurrency
-        trajectories = collect(make_env, policy, specs)
+        self._format = format_of(make_env)
+        self._memories: dict[int, dict[str, Any]] = {}  # by episode
+        trajectories = collect(make_env, self, specs)
         return [PlayedEpisode(trajectory=t, usage=total_usage([t])) for t in trajectories]
 
-
-class _ActingPolicy(Policy):
-    """Policy of a custom agent; an exception of the agent ends its episode."""
-
-    def __init__(self, act: Act, name: str, tool_format: ToolFormat) -> None:
-        self._act, self._name, self._format = act, name, tool_format
-        self._memories: dict[int, dict[str, Any]] = {}  # by episode
-
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
+        """Ask the agent for each turn."""
         return [self._generation(request) for request in requests]
 
     def _generation(self, request: GenerationRequest) -> Generation:

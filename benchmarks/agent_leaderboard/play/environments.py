@@ -8,6 +8,7 @@ a program outside the sandbox, or take for ever.
 
 import functools
 import importlib.util
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
@@ -262,14 +263,10 @@ def _seal(paths: tuple[Path, ...]) -> Seal:
     return data_seal(paths)
 
 
-def _named(value: Any) -> set[str]:
+def _named(kwargs: Mapping[str, Any]) -> set[str]:
     """Return the names below the data folder in nested arguments."""
-    if isinstance(value, Mapping):
-        return {name for item in value.values() for name in _named(item)}
-    if isinstance(value, list | tuple):
-        return {name for item in value for name in _named(item)}
-    is_file = isinstance(value, str) and DATA_PLACEHOLDER in value
-    return {value.removeprefix(f"{DATA_PLACEHOLDER}/")} if is_file else set()
+    text = json.dumps(kwargs, ensure_ascii=False, default=str)
+    return set(re.findall(r'"\$\{data\}/?([^"]*)"', text))
 
 
 def _package_folder(package: str) -> Path | None:
