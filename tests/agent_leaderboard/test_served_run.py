@@ -5,6 +5,7 @@ import yaml
 
 from agent_leaderboard import cli
 from agent_leaderboard.records.results import read_run
+from agent_leaderboard.verify.verify import check_run
 from tests.agent_trainers.chat_server import chat_server, refuses, says
 
 pytest.importorskip("openai", reason="the extra openai is not installed")
@@ -37,7 +38,7 @@ def test_a_run_of_agents_on_a_server_verifies(served, tmp_path, capsys):
     config, run = tmp_path / "config.yaml", tmp_path / "run"
     config.write_text(yaml.safe_dump(CONFIG | {"agents": agents(served)}), encoding="utf-8")
     cli.main(["--config", str(config), "--output", str(run), "--base_url", served.url])
-    cli.main(["verify", str(run)])
+    assert check_run(run).problems == []
     manifest = (run / "manifest.json").read_text(encoding="utf-8")
     assert served.url not in manifest  # it is of this machine
     for results in read_run(run).results.values():
@@ -68,7 +69,7 @@ def test_a_server_failure_is_retried_and_never_scored(num_faults, is_scored, tmp
 
     with chat_server(reply) as server:
         cli.main(["--config", str(config), "--output", str(run), "--base_url", server.url])
-    cli.main(["verify", str(run)])
+    assert check_run(run).problems == []
     ((one,),) = read_run(run).results.values()
     assert (one.error is None) == is_scored
     assert one.actions == (["<answer>x</answer>"] if is_scored else [])

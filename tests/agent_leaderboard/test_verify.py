@@ -57,7 +57,7 @@ def test_without_data_the_rest_is_replayed_and_changes_break_the_checksum(small_
     ]
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_any_changed_value_is_found(data, small_run, small_data, tmp_path):
     folder = tmp_path / "changed"
