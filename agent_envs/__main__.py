@@ -86,15 +86,12 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     serving.add_argument("--host", default="127.0.0.1", help="address (default: this machine only)")
     serving.add_argument("--port", type=int, default=8000, help="port; 0 for a free one")
-    serving.add_argument("--max_sessions", type=int, default=256,
-                         help="concurrent episodes (default: 256)")  # fmt: skip
-    serving.add_argument("--idle_timeout", type=float, default=600.0,
-                         help="seconds until an idle session ends (default: 600)")  # fmt: skip
+    serving.add_argument("--max_sessions", type=int, default=256, help="concurrent episodes")
+    serving.add_argument("--idle_timeout", type=float, default=600.0, help="seconds without a step")
     serving.add_argument("--token", default=os.environ.get(TOKEN_VARIABLE),
                          help=f"secret of the clients; better set as {TOKEN_VARIABLE}, which other "
                          "users of the machine cannot see")  # fmt: skip
-    serving.add_argument("--reference", action="store_true",
-                         help="serve the actions that solve a task, too")  # fmt: skip
+    serving.add_argument("--reference", action="store_true", help="also serve reference actions")
     return parser
 
 

@@ -15,22 +15,14 @@ T = TypeVar("T")
 
 
 def lookup(table: Mapping[str, T], name: str, *, kind: str) -> T:
-    """Return ``table[name]``; `kind` is what the table holds, such as ``"advantage estimator"``.
-
-    Raises:
-        UnknownNameError: If the table lacks `name`; suggests the nearest name and lists all.
-    """
+    """Return ``table[name]``; `kind` is what the table holds, such as ``"advantage estimator"``."""
     if name in table:
         return table[name]
     raise UnknownNameError(unknown_name_message(name, table, kind=kind))
 
 
 def lookup_or_import(table: Mapping[str, T], name: str, *, kind: str) -> T:
-    """Return ``table[name]``, or the object at the import path `name`, ``"module:name"``.
-
-    Raises:
-        UnknownNameError: If the name is unknown, or the module cannot be imported.
-    """
+    """Return ``table[name]``, or the object at the import path `name`, ``"module:name"``."""
     if ":" not in name:
         return lookup(table, name, kind=kind)
     try:
@@ -44,11 +36,7 @@ def lookup_or_import(table: Mapping[str, T], name: str, *, kind: str) -> T:
 
 
 def import_path(thing: Any, *, kind: str) -> str:
-    """Return the import path of a function or class.
-
-    Raises:
-        ConfigurationError: If it has none.
-    """
+    """Return the import path of a function or class; a ConfigurationError if it has none."""
     path = f"{getattr(thing, '__module__', '')}:{getattr(thing, '__qualname__', '')}"
     try:
         is_there = lookup_or_import({}, path, kind=kind) is thing
@@ -70,11 +58,7 @@ def unknown_name_message(name: str, known: Mapping[str, object], *, kind: str) -
 
 
 def require_extra(extra: str, needed_for: str, *modules: str) -> None:
-    """Check that the `modules` of an extra are installed, without importing them.
-
-    Raises:
-        MissingExtraError: If one is missing; the message holds the command that installs it.
-    """
+    """Raise a MissingExtraError if one of the `modules` of an extra is not installed."""
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
         raise MissingExtraError(

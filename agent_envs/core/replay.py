@@ -38,19 +38,11 @@ def replay(
     messages: Sequence[Sequence[Mapping[str, Any]]] | None = None,
     timeout: float | None = None,
 ) -> Iterator[ReplayedStep]:
-    """Reset `env` and take recorded actions again; yield the reset, then each step.
+    """Reset `env` and take recorded actions again; yield the reset, then each step, lazily.
 
-    It is a generator: the environment advances as results are read.
-
-    Args:
-        env: Sync or async, made with the arguments of the recorded episode.
-        seed: Seed of the reset.
-        task: Index of the task; None lets the environment draw one by `seed`.
-        actions: The recorded actions, A of them.
-        observations: The recorded ones, to be compared: of the reset and of each step, A + 1.
-        rewards: The recorded ones, to be compared: of each step, A.
-        messages: The recorded ``info["messages"]``, to be compared, A + 1.
-        timeout: Seconds that an async reset or step may take.
+    The A `actions` lead from ``reset(seed, task)`` to recorded results, which are compared if they
+    are given: A + 1 `observations` and ``info["messages"]``, from the reset on, and A `rewards`.
+    `timeout` is that of an async reset or step, in seconds.
 
     Raises:
         ReplayError: If a result differs from the recorded one, or the episode ends before the last

@@ -74,11 +74,7 @@ class RestorableEnv(gym.Env[str, str]):
         return env
 
     def snapshot(self) -> Snapshot:
-        """Return the state, from which `restore` continues.
-
-        Raises:
-            SnapshotError: If it can be neither copied nor replayed; names the attribute or tool.
-        """
+        """Return the state; a SnapshotError if it can be neither copied nor replayed."""
         try:
             return Snapshot(environment=self._identity, state=self._dump())
         except SnapshotError:
@@ -93,11 +89,9 @@ class RestorableEnv(gym.Env[str, str]):
             return Snapshot(environment=self._identity, state=record, is_replayed=True)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Continue from `snapshot`, in any state of this environment and in any process.
+        """Continue from a snapshot of an environment with the same arguments, in any process.
 
-        Raises:
-            SnapshotError: If it is from another environment or has other arguments; `ReplayError`
-                if replayed actions lead to another state.
+        Raises a SnapshotError for another one; `ReplayError` if a replay leads to another state.
         """
         if not isinstance(snapshot, Snapshot) or snapshot.environment != self._identity:
             raise SnapshotError(

@@ -5,6 +5,7 @@ the next state, the reward term by term, and whether the episode is over. A subc
 (`get_task`), tools, reward functions and metrics, and judges answers (`on_answer`).
 """
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -364,9 +365,8 @@ class ToolEnv(TaskFamily):
         if reply is None or isinstance(reply, NewConversation):
             return reply
         if not isinstance(reply, str):
-            hook = f"{type(self).__name__}.{hook}"
-            raise TypeError(f"{hook} returned {reply!r}; it must return None, a text or a "
-                            "NewConversation.")  # fmt: skip
+            said = f"{type(self).__name__}.{hook} returned {reply!r}"
+            raise TypeError(f"{said}; it must return None, a text or a NewConversation.")
         return [Message(role="user", content=reply)]
 
     def _continue(self, action: str, reply: Sequence[Message] | NewConversation | None) -> str:
@@ -398,7 +398,7 @@ class ToolEnv(TaskFamily):
         return env
 
     def _tools_with_state(self) -> Mapping[str, Tool]:
-        optional = (tool for tools in self.optional_tools.values() for tool in tools)
+        optional = itertools.chain(*self.optional_tools.values())
         return {tool.name: tool for tool in (*optional, *self._tools.values())}
 
     def _resume(self, *, is_restored: bool) -> None:
@@ -419,11 +419,8 @@ def _chosen(
         named: Any = tool
         if isinstance(tool, str):
             named = lookup_or_import(optional, tool, kind="tool")
-        for each in named if isinstance(named, list | tuple) else [named]:
-            if not isinstance(each, Tool | ToolSource):
-                raise ConfigurationError(
-                    f"tools= takes names, tools and their sources, not {each!r}; decorate a "
-                    "function with @tool."
-                )
-            chosen.append(each)
+        chosen += named if isinstance(named, list | tuple) else [named]
+    for each in chosen:
+        if not isinstance(each, Tool | ToolSource):
+            raise ConfigurationError(f"tools= takes no {each!r}; decorate a function with @tool.")
     return chosen

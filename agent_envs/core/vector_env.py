@@ -115,10 +115,8 @@ class ThreadVectorEnv(SyncVectorEnv[Any, Any]):
     ) -> None:
         """Make the members, one after the other.
 
-        Args:
-            env_fns: One function per member that makes it and its replacements.
-            step_timeout: Seconds that a reset or step may take; None for no limit.
-            autoreset_mode: When a member whose episode is over is reset.
+        Each of `env_fns` makes a member and its replacements. A reset or step may take
+        `step_timeout` seconds; None for no limit.
         """
         members = [
             functools.partial(_Member, number, make, step_timeout)

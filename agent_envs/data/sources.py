@@ -18,15 +18,12 @@ Rows = Iterable[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hub:
-    """A public data set."""
+    """A public data set: its common name, and path, configuration and default split on the hub."""
 
     name: str
-    """Common name."""
     path: str
-    """Name on the hub."""
     configuration: str | None = None
     split: str = "test"
-    """The default split."""
     licence: str = "see the hub's card"
 
 
