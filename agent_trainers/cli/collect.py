@@ -58,8 +58,7 @@ def run(arguments: Sequence[str]) -> None:
     options = parse(
         arguments, CollectArguments, program=PROGRAM, description="Keep the best episodes of tasks."
     )
-    check_range(options, "at least 1", lambda value: value >= 1, "num_tasks", "samples_per_task",
-                "keep", "tasks_at_once")  # fmt: skip
+    check_range(options, "at least 1", lambda value: value >= 1, "keep", "tasks_at_once")
     check_policy(options)
     check_output("--output", options.output, is_trajectories=True)
     output = Path(options.output)

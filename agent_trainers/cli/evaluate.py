@@ -15,7 +15,7 @@ from agent_envs.data.files import write_json
 from agent_envs.errors import ConfigurationError
 from agent_envs.scoring.statistics import wilson_interval
 from agent_trainers.cli import collect
-from agent_trainers.cli.arguments import check_range, notifier, parse, run_command
+from agent_trainers.cli.arguments import notifier, parse, run_command
 from agent_trainers.cli.environments import (
     ProgramArguments,
     check_program,
@@ -73,7 +73,6 @@ def run(arguments: Sequence[str]) -> None:
         description="Evaluate a language model in a Gymnasium environment, or in a program. "
         f"{PROGRAM} collect keeps the best episodes; see {PROGRAM} collect --help.",
     )
-    check_range(options, "at least 1", lambda value: value >= 1, "num_tasks", "samples_per_task")
     check_policy(options)
     check_program(options)
     if options.output is not None:
