@@ -17,7 +17,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, AliasPath, BaseModel, BeforeValidator, ConfigDict, Field
@@ -93,7 +93,7 @@ class Turn:
     """A sampled turn."""
 
     transition: Transition
-    """The turn as a step, without its reward."""
+    """The turn as a step, whose reward is the sum of its reward terms at the end."""
     tools: Schemas | None
     """The tools that the chat template was given."""
     message: ApiMessage
@@ -103,7 +103,6 @@ class Turn:
     is_whole: bool
     """Whether the model ended it, so that a state can begin with its tokens."""
     reply_id: str
-    reward_terms: dict[str, float] = field(default_factory=dict)
 
     @property
     def finish_reason(self) -> str:

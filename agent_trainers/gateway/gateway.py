@@ -15,7 +15,6 @@ from agent_trainers.gateway.session import Session, SessionClosedError, SessionL
 from agent_trainers.policies.models import release_worker_threads
 from agent_trainers.policies.policy import Policy
 
-_START_SECONDS: Final = 30.0
 _STOP_SECONDS: Final = 2
 
 
@@ -107,11 +106,6 @@ class Gateway:
         self._port = listening.getsockname()[1]
         self._server = uvicorn.Server(config)
         self._start("gateway-server", lambda: self._server.run(sockets=[listening]))
-        deadline = time.monotonic() + _START_SECONDS
-        while not self._server.started:
-            if not self._threads[0].is_alive() or time.monotonic() > deadline:
-                raise RuntimeError("The gateway's server did not start; see its log above.")
-            time.sleep(0.001)
         if self._in_thread:
             release_worker_threads()  # of the thread that computed until now
             self._start("gateway-policy", self._generate_until_closed)

@@ -137,11 +137,9 @@ class Session:
             return bool(self._turns) and self._turns[-1].finish_reason == "length"
 
     def reward(self, reward: Reward, *, reply_id: str | None = None) -> None:
-        """Add to the reward of the newest turn.
+        """Add to the reward of the newest turn, or of the one whose reply has the id `reply_id`.
 
-        Args:
-            reward: A number, or one per reward term; a plain number is the term ``process``.
-            reply_id: The ``id`` of another reply to reward.
+        It is a number, which is the term ``process``, or one number per reward term.
         """
         with self._lock:
             if self._trajectory is not None:
@@ -159,13 +157,9 @@ class Session:
     ) -> Trajectory:
         """End the episode and refuse running calls. Closing again returns the same trajectory.
 
-        Args:
-            reward: For the newest turn, as in `reward`; a plain number is the term ``outcome``.
-            metrics: Metrics of the episode, with ``success`` where it is known.
-            stop_reason: Why it ended. If not given: `default_reason`, unless the newest call failed
-                because of a limit, a timeout or the policy.
-            error: The error of a failed episode.
-            default_reason: The stop reason if the newest call succeeded.
+        `reward` is for the newest turn, as in `reward`; a plain number is the term ``outcome``.
+        The stop reason, if it is not given, is `default_reason`, unless the newest call failed
+        because of a limit, a timeout or the policy.
         """
         with self._lock:
             if self._trajectory is None:
@@ -263,17 +257,15 @@ class Session:
 
     def _check_limits(self) -> None:
         self._check_open()
-        limits, reached = self.limits, None
-        if self.seconds_left <= 0:
-            reached = "timeout_seconds", StopReason.TIMEOUT
-        elif self._num_calls >= limits.max_calls:
-            reached = "max_calls", StopReason.TURN_LIMIT
-        elif self._tokens_left < 1:
-            reached = "max_tokens", StopReason.TOKEN_LIMIT
-        if reached is not None:
-            name, reason = reached
-            text = f"The session has reached its limit {name}={getattr(limits, name):g}."
-            raise ApiError(403, f"{text} The episode is over.", code=name, stop_reason=reason)
+        limits = self.limits
+        for name, reason, is_reached in (
+            ("timeout_seconds", StopReason.TIMEOUT, self.seconds_left <= 0),
+            ("max_calls", StopReason.TURN_LIMIT, self._num_calls >= limits.max_calls),
+            ("max_tokens", StopReason.TOKEN_LIMIT, self._tokens_left < 1),
+        ):
+            if is_reached:
+                text = f"The session has reached its limit {name}={getattr(limits, name):g}."
+                raise ApiError(403, f"{text} The episode is over.", code=name, stop_reason=reason)
         if len(self._busy_keys) >= (most := limits.max_concurrent_calls):
             text = f"The session has {most} concurrent calls (max_concurrent_calls). Wait for one."
             raise ApiError(429, text, code="rate_limit_exceeded")
@@ -335,21 +327,15 @@ class Session:
         if not turns:
             what = "no turn yet" if reply_id is None else f"no turn of a reply {reply_id!r}"
             raise ValueError(f"There is {what} to reward.")
-        totals = turns[-1].reward_terms
+        totals = turns[-1].transition.reward_terms
         for name, value in terms.items():
             totals[name] = totals.get(name, 0.0) + float(value)
 
     def _make_trajectory(
         self, metrics: dict[str, float], stop_reason: StopReason, error: str | None
     ) -> Trajectory:
-        transitions = [
-            replace(
-                turn.transition,
-                reward=math.fsum(turn.reward_terms.values()),
-                reward_terms=dict(turn.reward_terms),
-            )
-            for turn in self._turns
-        ]
+        steps = [turn.transition for turn in self._turns]
+        transitions = [replace(s, reward=math.fsum(s.reward_terms.values())) for s in steps]
         final_prompt_ids: list[int] = []
         if transitions:
             last, is_truncated = transitions[-1], stop_reason in _LIMITS

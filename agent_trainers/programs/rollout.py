@@ -40,10 +40,7 @@ class ProgramRollout:
         group_quorum: float = 1.0,
         is_any_active: Callable[[bool], bool] | None = None,
     ) -> None:
-        """Prepare to run the program of `source` with `policy`; for the others see `Rollout`.
-
-        `step_timeout` is the time that a program may run without calling the model.
-        """
+        """Prepare to run; `step_timeout` is the time without a call; else see `Rollout`."""
         self.source, self.policy = source, policy
         self.step_timeout, self.episode_timeout = step_timeout, episode_timeout
         self.group_quorum, self.is_any_active = group_quorum, is_any_active
@@ -219,9 +216,8 @@ def _check_roles(steps: Sequence[Transition], rewards: Mapping[str, float]) -> R
 def _fail_episode(session: Session, error: BaseException) -> Trajectory:
     """Close the session of a program that has failed.
 
-    The stop reason is that of the model's last call if that failed: programs raise the endpoint's
-    errors. It is the token limit if the last turn was cut off: half a turn cannot be parsed, and
-    leaving such episodes out would make too long turns free of cost.
+    It is truncated if the model's last call failed, whose error programs raise, or its last turn
+    was cut off: leaving such episodes out would make too long turns free of cost.
     """
     reason = StopReason.TOKEN_LIMIT if session.is_cut_off else StopReason.ANSWERED
     trajectory = session.close(metrics={"success": 0.0}, default_reason=reason)
