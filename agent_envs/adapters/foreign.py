@@ -37,10 +37,9 @@ class Reply:
 
 
 class ForeignEnv(RestorableEnv):
-    """Base of the environments that wrap those of other libraries.
+    """Base of the environments that wrap those of other libraries; `info` is as for a `ToolEnv`.
 
-    `info` holds ``messages``, ``tools`` (none: their prompts describe them), ``task_id``, and after
-    a step ``action``, ``reward_terms`` and ``metrics``, as for a `ToolEnv`.
+    Their prompts describe their tools, so ``info["tools"]`` is empty.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": []}  # type: ignore[misc]

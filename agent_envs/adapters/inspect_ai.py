@@ -141,13 +141,8 @@ def task_program(make_task: Callable[[], Task], *, reward: str | None = None) ->
     """Return a program that runs a task of inspect_ai, for ``--program`` and `ProgramTasks`.
 
     A row of its tasks is ``{"task": 3}``, the index of a sample in its dataset. Metrics are the
-    scores. Episodes of one process run one after the other; ``--program_runner process`` runs them
-    concurrently.
-
-    Args:
-        make_task: Makes the task, once per episode.
-        reward: The scorer whose score is the reward, or ``scorer/name`` of one with several scores;
-            the first if None.
+    scores; `reward` is the one that is the reward, by default the first. Episodes of one process
+    run one after the other; ``--program_runner process`` runs them concurrently.
     """
 
     def run(session: Any, row: dict[str, Any]) -> dict[str, Any]:

@@ -32,8 +32,7 @@ class OwnEpisode:
     ) -> None:
         """Make the environment, as ``gymnasium.make(id, **kwargs)`` does.
 
-        `only_text_in` names a library whose loop only appends text to text; environments that it
-        cannot represent are refused.
+        `only_text_in` names a library whose loop only appends text to text.
         """
         self.id = id
         self.env: gym.Env[str, str] = awaited(gym.make(id, **kwargs))

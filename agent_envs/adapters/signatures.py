@@ -1,9 +1,7 @@
 """Give functions the signature and docstring of a tool's JSON schema.
 
-Libraries such as transformers read a tool's schema off a Python function. After
-`describe_as_function`, ``transformers.utils.get_json_schema`` finds the same name, texts, types,
-enumerations and required arguments. The argument's text holds what hints cannot express: defaults,
-ranges, the members of objects.
+``transformers.utils.get_json_schema`` then reads the same schema off them; an argument's text holds
+what hints cannot express: defaults, ranges, the members of objects.
 """
 
 import inspect

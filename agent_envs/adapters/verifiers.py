@@ -159,11 +159,8 @@ Program = Callable[[Any, dict[str, Any]], Awaitable[dict[str, Any]]]
 def environment_program(config: Mapping[str, Any]) -> Program:
     """Return a program (``--program``, `ProgramTasks`) that runs an environment of verifiers.
 
-    A row of its tasks is ``{"task": 3}``, the index of a task in its taskset. The reward of an
-    episode is the sum of its agents' traces. Episodes run concurrently.
-
-    Args:
-        config: As for ``vf.resolve_env_config``: ``{"taskset": {"id": ...}, "agent": {...}}``.
+    `config` is that of ``vf.resolve_env_config``. A row of its tasks is ``{"task": 3}``, an index
+    in its taskset. The reward of an episode is the sum of its agents' traces.
     """
     checked = vf.resolve_env_config(dict(config))
 
