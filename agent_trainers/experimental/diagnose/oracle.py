@@ -35,21 +35,16 @@ class Diagnosis:
 def diagnose_by_oracle(make_env: MakeEnv, trajectories: Sequence[Trajectory]) -> list[Diagnosis]:
     """Try the task's reference actions from the states of failed episodes.
 
-    At a state the oracle asks for ``reference_actions()`` and tries every suffix of them. An
-    environment plays the same actions in the same way, so a state from which one succeeds, and all
-    states before it, can still be won. An episode in which the environment raises, hangs or differs
-    from the recording is not diagnosed; its note gives the reason.
-
-    Args:
-        make_env: Makes an environment with the arguments of the episodes.
-        trajectories: Failed episodes with `Trajectory.seed`.
+    At a state the oracle asks for ``reference_actions()`` and tries every suffix of them. A state
+    from which one succeeds, and all states before it, can still be won. An episode in which the
+    environment raises, hangs or differs from the recording is not diagnosed; see its note.
 
     Raises:
         ConfigurationError: If the environment has no ``reference_actions()``.
         ReplayError: If no episode can be replayed.
     """
     oracle = _Oracle(make_env)
-    errors: list[ReplayError] = []
+    errors: list[BaseException] = []
     diagnoses: list[Diagnosis] = []
     for trajectory in trajectories:
         try:
@@ -57,13 +52,12 @@ def diagnose_by_oracle(make_env: MakeEnv, trajectories: Sequence[Trajectory]) ->
         except ConfigurationError:
             raise
         except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code, noted
-            diagnoses.append(
-                Diagnosis(trajectory=trajectory, note=f"{type(error).__name__}: {error}")
-            )
-            errors += [error] if isinstance(error, ReplayError) else []
+            note = f"{type(error).__name__}: {error}"
+            diagnoses.append(Diagnosis(trajectory=trajectory, note=note))
+            errors.append(error)
         finally:
             oracle.discard()
-    if errors and len(errors) == len(trajectories):
+    if len(errors) == len(trajectories) and isinstance(errors[0], ReplayError):
         raise errors[0]
     return diagnoses
 
@@ -106,7 +100,8 @@ class _Oracle:
     def _run(self, function: Callable[[TextEnv], T], num_steps: int) -> T:
         env = self._env = self._env or self._make_env()
         seconds = None if is_immediate(env) else STEP_TIMEOUT * (1 + num_steps)
-        return call_with_deadline(lambda: function(env), seconds)
+        result: T = call_with_deadline(lambda: function(env), seconds)
+        return result
 
 
 def _reach(env: TextEnv, trajectory: Trajectory, t: int) -> None:

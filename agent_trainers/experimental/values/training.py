@@ -128,11 +128,15 @@ def fit(
     critic.load_state_dict(best_state)
 
 
+@torch.no_grad()
 def measure(critic: CriticModel, rows: Sequence[Row]) -> dict[str, Reliability]:
     """Return the reliability of the values of states and of actions."""
-    examples = [[e for row in rows for e in row if KINDS[e.is_action] == kind] for kind in KINDS]
-    predicted = [_predict(critic, [[e] for e in of_kind]) for of_kind in examples]
-    return {kind: reliability(*each) for kind, each in zip(KINDS, predicted, strict=True)}
+    measured = {}
+    for is_action, kind in enumerate(KINDS):
+        examples = [[e] for row in rows for e in row if e.is_action == is_action]
+        batches = [torch.stack(batch).cpu() for batch in _values(critic, examples)]
+        measured[kind] = reliability(*torch.cat(batches, dim=1).tolist())
+    return measured
 
 
 def reliability(
@@ -200,15 +204,6 @@ def _squared_error(
             torch.autograd.backward(error / weight)
         total += float(error.detach())
     return total, weight
-
-
-@torch.no_grad()
-def _predict(
-    critic: CriticModel, rows: Sequence[Row]
-) -> tuple[list[float], list[float], list[float]]:
-    batches = [torch.stack(batch).cpu() for batch in _values(critic, rows)]
-    values, labels, weights = torch.cat(batches, dim=1).tolist()
-    return values, labels, weights
 
 
 def _copy(critic: CriticModel) -> dict[str, torch.Tensor]:
