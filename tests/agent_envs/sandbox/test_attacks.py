@@ -520,6 +520,8 @@ def test_idle_sessions_cost_no_processor_time(sandbox):
     ],
 )
 def test_a_program_that_breaks_itself_is_a_result(sandbox, source):
-    result = sandbox.run_python(source, limits=Limits(wall_seconds=2), collect_files=True)
-    assert result.status in ("ok", "error", "timeout")
+    result = sandbox.run_python(
+        source, limits=Limits(wall_seconds=2, cpu_seconds=1, memory_mb=96), collect_files=True
+    )
+    assert result.status in ("ok", "error", "timeout", "memory_limit", "cpu_limit")
     assert result.folder is not None
