@@ -149,18 +149,6 @@ def test_an_infrastructure_failure_during_reflection_fails_the_episode():
     assert [t.action for t in episode.attempts[0].transitions] == ["<answer>x</answer>"]
 
 
-@pytest.mark.parametrize(("kind", "tool_format"), [("base_tool_call", "openai"), ("react", None)])
-def test_agents_run_on_a_real_server(served, kind, tool_format):
-    name = served.native if tool_format == "openai" else served.text
-    settings = {"model": name, "base_url": served.url, "max_new_tokens": 16}
-    if tool_format is not None:
-        settings["tool_format"] = tool_format
-    for episode in run_agent(kind, settings, count=2):
-        assert episode.trajectory.is_scorable
-        assert episode.usage.calls == len(episode.trajectory.transitions)
-        assert episode.usage.prompt_tokens > 0
-
-
 def test_turns_on_vllm_have_the_length_of_the_training(monkeypatch, tmp_path):
     engine = install_vllm(monkeypatch)
     model = shutil.copytree(TINY_POLICY, tmp_path / "model")
