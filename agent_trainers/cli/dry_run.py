@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import psutil
+import torch
 from accelerate.utils import gather_object
 from rich.console import Console
 from rich.text import Text
@@ -108,6 +110,9 @@ def dry_run(trainer: StepGRPOTrainer, title: str, checkpoint: str | None = None)
     console.rule("the batch", align="left")
     facts = {name: f"{sum(count[name] for count in counts):,}" for name in counts[0]}
     facts |= {f"seconds to {name}": f"{spent:.2f}" for name, spent in seconds.items()}
+    is_cuda = torch.cuda.is_available()
+    peak = torch.cuda.max_memory_allocated() if is_cuda else psutil.Process().memory_info().rss
+    facts["memory"] = f"{peak / 2**30:.2f} GiB {'at most on the GPU' if is_cuda else 'in use'}"
     facts["drift"] = (
         f"{drift.sum() / max(1, drift.size):.2e} on average, {drift.max(initial=0.0):.2e} at most, "
         "between sampled and recomputed log-probabilities"

@@ -1,4 +1,4 @@
-"""Files that a training run leaves: figures, learning curve, page, sampled trajectories."""
+"""Files that a training run leaves: figures, model card, learning curve, page, trajectories."""
 
 import datetime
 import importlib.metadata
@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from huggingface_hub import ModelCardData
 from rich.console import Console
 from rich.table import Column, Table
 from transformers import TrainerCallback
 
-from agent_envs.data.files import write_json
+from agent_envs.data.files import write_json, write_text
 from agent_trainers.cli.output_folder import RESULTS_FILE
+from agent_trainers.cli.policies import EMBEDDED
 from agent_trainers.monitoring.env_statistics import success_curves
 from agent_trainers.monitoring.report import plot_learning_curve, write_trajectory_page
 from agent_trainers.monitoring.trajectory_samples import (
@@ -32,7 +34,7 @@ NEWEST_ON_PAGE: Final = 3
 
 
 class SampleCollector(TrainerCallback):  # type: ignore[misc]
-    """Saves trajectories of the first step, the last, and every so many, as Parquet and a page."""
+    """Saves trajectories of the first step, the last, and every so many, as files and a page."""
 
     def __init__(self, trainer: StepGRPOTrainer, title: str, every: int = 0) -> None:
         """Sample every `every` optimiser steps; 0 for the first and the last only."""
@@ -179,7 +181,25 @@ def write_results(
     )
     collector.write_page()
     save_trajectories(folder / "trajectories.jsonl.gz", [s.trajectory for s in collector.samples])
+    write_text(folder / "README.md", _model_card(results, folder.name))
     print_results(results, folder)
+
+
+def _model_card(results: Mapping[str, Any], name: str) -> str:
+    model = results["model"]
+    is_on_hub = model != EMBEDDED and not Path(model).exists()
+    data = ModelCardData(
+        base_model=model if is_on_hub else None, library_name="transformers",
+        pipeline_tag="text-generation", tags=["agent-r1", "trl", results["algorithm"]],
+    )  # fmt: skip
+    facts = ("model", "program", "env", "algorithm", "steps", "success_before", "success_after",
+             "num_eval_episodes", "evaluated_on", "versions")  # fmt: skip
+    lines = "\n".join(f"- {fact}: {results[fact]}" for fact in facts if results.get(fact))
+    return (
+        f"---\n{data.to_yaml()}\n---\n# {name}\n\nA language model trained by step-level "
+        f"reinforcement learning with Agent-R1 Gym:\n\n{lines}\n\n```sh\n{results['command']}"
+        "\n```\n"
+    )
 
 
 def print_results(results: Mapping[str, Any], folder: Path) -> None:

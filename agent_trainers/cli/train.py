@@ -160,7 +160,6 @@ def run(arguments: Sequence[str], requests: StopRequests | None = None) -> int: 
         after = evaluate(trainer)
         _call_loggers(trainer, "on_train_end")  # writes out what they hold
         collector.collect_evaluated("evaluation, after training")
-        trainer.create_model_card(model_name=folder.name, tags=["agent-r1"])
         trainer.save_model()
         if trainer.accelerator.is_main_process:
             facts = {
