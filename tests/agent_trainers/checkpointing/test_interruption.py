@@ -22,8 +22,8 @@ from agent_trainers.checkpointing.interruption import (
 from agent_trainers.cli import train
 
 SETTINGS = [
-    "--max_steps", "8", "--num_eval_tasks", "2", "--per_device_train_batch_size", "4",
-    "--num_generations", "4", "--per_device_eval_batch_size", "2", "--save_steps", "2",
+    "--max_steps", "6", "--num_eval_tasks", "2", "--per_device_train_batch_size", "4",
+    "--num_generations", "4", "--per_device_eval_batch_size", "2", "--save_steps", "1",
 ]  # fmt: skip
 
 
@@ -33,62 +33,44 @@ def listen_to_signals():
         signal.signal(number, signal.SIG_DFL)
 
 
-def start(output, *arguments):
-    """Start a run in its own session, so that its leftovers can be found."""
+def stop_after_a_checkpoint(output, number, *arguments):
+    """Start a run, send it a signal, and return its exit code and what it said."""
     command = [sys.executable, "-m", "agent_trainers.cli.train", *SETTINGS, *arguments]
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [*command, "--output_dir", str(output)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
         preexec_fn=listen_to_signals,
-    )
-
-
-def wait_for_step(output, process, step, seconds=120.0):
-    deadline = time.monotonic() + seconds
-    while not (output / f"checkpoint-{step}").exists():
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while not (output / "checkpoint-1").exists():
         assert process.poll() is None, process.stderr.read()[-2000:]
         assert time.monotonic() < deadline
         time.sleep(0.02)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=100)
+    return process.returncode, errors
 
 
-def finish(output):
-    train.run([*SETTINGS, "--output_dir", str(output), "--resume"])
-    return load_file(output / "model.safetensors")
-
-
-def test_a_killed_and_interrupted_run_ends_where_the_whole_run_ends(tmp_path):
-    broken, whole = tmp_path / "broken", tmp_path / "whole"
-    whole.mkdir()
-    process = start(broken)
-    wait_for_step(broken, process, 2)
-    process.kill()
-    process.communicate(timeout=60)
-    process = start(broken, "--resume")
-    wait_for_step(broken, process, 4)
-    process.send_signal(signal.SIGHUP)  # the terminal was closed
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 129
-    assert f"saved in {find_checkpoint(broken).checkpoint}" in errors
-    assert "Resume with the same command and --resume" in errors
-    assert "Traceback" not in errors
-    weights, expected = finish(broken), finish(whole)
-    assert weights.keys() == expected.keys()
-    assert all(torch.equal(weights[name], expected[name]) for name in expected)
-    assert json.loads((broken / "results.json").read_text())["steps"] == 8
+def test_a_killed_run_ends_where_the_whole_run_ends(tmp_path):
+    (tmp_path / "whole").mkdir()
+    stop_after_a_checkpoint(tmp_path / "broken", signal.SIGKILL)
+    weights = []
+    for name in ("broken", "whole"):
+        train.run([*SETTINGS, "--output_dir", str(tmp_path / name), "--resume"])
+        weights.append(load_file(tmp_path / name / "model.safetensors"))
+    assert weights[0].keys() == weights[1].keys()
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    assert json.loads((tmp_path / "broken" / "results.json").read_text())["steps"] == 6
 
 
 def test_two_processes_stop_at_the_same_step(tmp_path):
-    process = start(tmp_path, "--num_processes", "2", "--per_device_train_batch_size", "2")
-    wait_for_step(tmp_path, process, 2)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=100)
-    assert process.returncode == 130
+    layout = ("--num_processes", "2", "--per_device_train_batch_size", "2")
+    code, errors = stop_after_a_checkpoint(tmp_path, signal.SIGINT, *layout)
+    assert code == 130
+    checkpoint = find_checkpoint(tmp_path).checkpoint
+    assert f"saved in {checkpoint}" in errors
     assert "Resume with the same command and --resume" in errors
     assert "Traceback" not in errors
-    checkpoint = find_checkpoint(tmp_path).checkpoint
     states = {path.name for path in checkpoint.glob("run_state_*.pt")}
     assert states == {"run_state_0.pt", "run_state_1.pt"}
 
@@ -105,10 +87,11 @@ def test_a_first_interrupt_waits_for_the_step_and_a_second_one_stops_at_once():
     assert {number: signal.getsignal(number) for number in SIGNALS} == before
 
 
-def test_outside_of_training_an_interrupt_stops_at_once():
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_outside_of_training_an_interrupt_stops_at_once(number, code):
     with StopRequests(lambda _: None), pytest.raises(Interrupted) as interrupted:
-        signal.raise_signal(signal.SIGTERM)
-    assert interrupted.value.exit_code == 143
+        signal.raise_signal(number)
+    assert interrupted.value.exit_code == code
 
 
 def test_a_launchers_request_and_its_death_stop_the_run(tmp_path, monkeypatch):
