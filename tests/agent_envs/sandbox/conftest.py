@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent_envs.errors import SandboxUnavailableError
-from agent_envs.sandbox import Limits, open_sandbox
-
-QUICK = Limits(wall_seconds=2.0, cpu_seconds=2.0, memory_mb=128, processes=8, output_chars=2_000)
+from agent_envs.sandbox import open_sandbox
 
 
 @pytest.fixture(scope="module")
@@ -26,11 +24,6 @@ def sandbox():
 def plain_sandbox():
     with open_sandbox("limits") as opened:
         yield opened
-
-
-@pytest.fixture
-def quick():
-    return QUICK
 
 
 def processes_below(ancestor):

@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from agent_envs.sandbox import seccomp, usage
+from agent_envs.sandbox import seccomp
 from agent_envs.sandbox.seccomp import _ALLOWED, _ARCHITECTURES, _GUARDED, _PRETENDED, build_filter
 
 MACHINES = list(_ARCHITECTURES)
@@ -65,11 +65,7 @@ def test_only_what_is_listed_is_allowed_with_any_arguments(machine):
                 assert said == ALLOWED
             elif number not in known:
                 assert said == (errno.EPERM if number < 464 else errno.ENOSYS)
-
-
-@pytest.mark.parametrize("machine", MACHINES)
-def test_another_convention_of_calls_is_not_judged_by_these_numbers(machine):
-    assert judge(machine, 1, architecture=0x40000003) == KILLED  # i386
+    assert judge(machine, 1, architecture=0x40000003) == KILLED  # i386 has other numbers
     assert judge(machine, 0x40000000 + 1) == errno.ENOSYS  # x32
 
 
@@ -139,16 +135,3 @@ def test_a_call_is_refused_with_arguments_that_do_harm(machine, call, arguments)
 )
 def test_what_ordinary_programs_do_is_allowed(machine, call, arguments):
     assert judge(machine, number_of(machine, call), *arguments) == ALLOWED
-
-
-def test_both_columns_are_whole_and_no_number_stands_twice():
-    assert len(_ALLOWED) % 3 == 0
-    for column in (0, 1):
-        rows = [*_GUARDED.values(), *_PRETENDED.values()]
-        numbers = [n for n in _ALLOWED[column + 1 :: 3] if n != "-"]
-        numbers += [str(row[column]) for row in rows if row[column] is not None]
-        assert len(numbers) == len(set(numbers))
-
-
-def test_the_filter_and_the_count_agree_on_shared_memory():
-    assert seccomp.SHARED_OBJECT_BYTES == usage.SHARED_OBJECT_BYTES

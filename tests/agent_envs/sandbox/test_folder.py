@@ -105,12 +105,7 @@ def test_what_is_left_out_is_reported(plain_sandbox):
     assert any("too long" in line for line in result.left_out)
 
 
-@pytest.mark.parametrize("path", ["/etc/x", "../x", "a/../../x", "", ".", "a\0b", "x" * 256])
-def test_a_path_that_leads_out_is_refused(path):
-    with pytest.raises(ConfigurationError, match="leads out of the scratch directory"):
-        Folder.of({path: "x"})
-
-
-def test_a_path_that_is_file_and_folder_is_refused():
-    with pytest.raises(ConfigurationError, match="'a' is both a file and a folder"):
-        Folder.of({"a": "x", "a/b": "y"})
+@pytest.mark.parametrize("path", ["/etc/x", "../x", "a/../../x", "", ".", "a\0b", "x" * 256, "b"])
+def test_a_path_that_leads_out_or_is_file_and_folder_is_refused(path):
+    with pytest.raises(ConfigurationError, match=r"leads out of the scratch|both a file and"):
+        Folder.of({path: "x", "b/a": "y"})

@@ -30,9 +30,6 @@ HONEST = {
     "nested values": ("def f(): return (1, [2.5, {'a': {3}}], b'x', 1j, None, 10**5000, -0.0)",
                       "assert f() == (1, [2.5, {'a': {3}}], b'x', 1j, None, 10**5000, 0)\n"
                       "assert str(f()[-1]) == '-0.0'"),
-    "infinity": ("def f(): return float('inf'), float('-inf')",
-                 "a, b = f()\nassert a > 1e9 and a == math.inf and b < 0 and math.isinf(b)"),
-    "odd text": ("def f(): return 'é\\ud800\\x00'", "assert f() == 'é\\ud800\\x00'"),
     "exact numbers": ("from decimal import Decimal\nfrom fractions import Fraction\n"
                       "def f(x): return Decimal(x) / 4, Fraction(x, 4), range(x)",
                       "from decimal import Decimal\na, b, c = f(3)\nassert a == Decimal('0.75') "
@@ -275,12 +272,6 @@ def searched(x):
     assert verdict.passed, verdict
 
 
-def test_only_the_requested_names_come_from_the_program(sandbox):
-    tests = "helper = globals().get('helper', None)\nassert helper is None and double(1) == 2"
-    verdict = sandbox.check_python(GOOD + "helper = 1\n", tests, names=["double"])
-    assert verdict.passed
-
-
 HELPERS = """
 class Node:
     def __init__(self, value, *children): self.value, self.children = value, list(children)
@@ -306,21 +297,21 @@ def test_what_tests_use_besides_the_entry_point_comes_from_the_reference(sandbox
     equal = "class Node:\n    def __init__(s, *a): pass\n    def __eq__(s, o): return True\n"
     assert not is_passed(f"{equal}def f(x): return Node()", "assert f(1) == Node(1)", "f")
     assert not is_passed("def f(x): return x", "assert f(lambda: 1)", "f")  # no plain value
+    foreign = "assert globals().get('other') is None and double(1) == 2"
+    assert is_passed(GOOD + "other = 1\n", foreign, "double")
 
 
 def test_waiting_for_a_processor_costs_a_program_no_time(sandbox):
-    limits = Limits(wall_seconds=1, cpu_seconds=20)
     work = "import time\ndef f(seconds):\n    while time.process_time() < seconds: pass\n"
-    idle = "import time\ndef f(seconds): time.sleep(30)"
     # Each in a session of its own, which is what a kernel may share its processors among.
     burners = [
         subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True)
         for _ in range(4 * len(os.sched_getaffinity(0)))
     ]
     try:
+        limits = Limits(wall_seconds=1, cpu_seconds=20)
         verdict = sandbox.check_python(work, "f(0.7)", limits=limits)
         assert verdict.passed, verdict
-        assert sandbox.check_python(idle, "f(0.7)", limits=limits).reason == "timeout"
     finally:
         for burner in burners:
             burner.kill()

@@ -9,7 +9,6 @@ import pytest
 
 from agent_envs.errors import (
     ConfigurationError,
-    SandboxError,
     SandboxUnavailableError,
     UnknownNameError,
 )
@@ -56,20 +55,9 @@ def test_every_level_is_tested_and_reported_with_what_to_do(monkeypatch, tmp_pat
     monkeypatch.setattr(launching, "BOOTSTRAP", "import sys; sys.exit('unshare: not permitted')")
     monkeypatch.setenv("PATH", f"{tmp_path}")
     text = __main__.report()
-    for part in ("level='strong': no", "unshare: not permitted", "sysctl", "level='container': no",
-                 "neither is installed", "apt install podman", "level='limits': no"):  # fmt: skip
+    for part in ("level='strong': no", "unshare: not permitted", "level='container': no",
+                 "neither is installed", "level='limits': no"):  # fmt: skip
         assert part in text
-    monkeypatch.setattr(strong, "_OLDEST_KERNEL", (99, 0))
-    assert "its kernel is" in __main__.report()
-
-
-def test_levels_report_themselves_and_that_they_are_closed(sandbox):
-    for level in (sandbox.level, "limits"):
-        opened = open_sandbox(level)
-        assert opened.level == level
-        opened.close()
-        with pytest.raises(SandboxError, match="closed"):
-            opened.run_python("pass")
 
 
 @pytest.mark.usefixtures("sandbox")  # skips where there is no strong isolation
