@@ -164,6 +164,8 @@ def check_policy(options: PolicyArguments) -> None:
         name = options.tool_format
         if name and lookup(TOOL_FORMATS, name, kind="tool format").is_structured:
             raise ConfigurationError(f"--tool_format {name} is for served models: add --base_url.")
+        if options.api_key_env is not None:
+            raise ConfigurationError("--api_key_env needs --base_url.")
     elif not options.base_url.startswith(("http://", "https://")):
         raise ConfigurationError(f"--base_url {options.base_url}: must begin with http://.")
     elif options.model is None:
