@@ -24,27 +24,11 @@ def history(num_turns, result="r" * 100, summaries=None):
     return History(initial, turns, count, summaries={} if summaries is None else summaries)
 
 
-def test_window_shows_the_task_and_the_last_turns():
-    view = make_context({"name": "window", "turns": 2})(history(5))
-    assert [m["content"] for m in view.messages if m["role"] == "assistant"] == ["a3", "a4"]
-    assert view.messages[0]["content"] == "question"
-    assert view.num_dropped == 6
-    assert view.reason == "window: the last 2 turns"
-
-
-def test_budget_shortens_the_oldest_results_first():
-    # 8 + 3 * 102 = 314 tokens; a stub has 43, so shortening the first leaves 257
-    view = make_context({"name": "budget", "tokens": 260})(history(3))
-    contents = [m["content"] for m in view.messages if m["role"] == "tool"]
-    assert contents == [SHORTENED_TEXT, "r" * 100, "r" * 100]
-    assert (view.num_dropped, view.num_shortened) == (0, 1)
-
-
-@pytest.mark.parametrize("tokens", range(1, 400, 13))
-def test_budget_is_kept_if_possible(tokens):
-    view = make_context({"name": "budget", "tokens": tokens})(history(4))
+def test_budget_is_kept_if_possible():
     smallest = len("question") + len("a3") + len(SHORTENED_TEXT)
-    assert sum(len(m["content"]) for m in view.messages) <= max(tokens, smallest)
+    for tokens in range(1, 400, 13):
+        view = make_context({"name": "budget", "tokens": tokens})(history(4))
+        assert sum(len(m["content"]) for m in view.messages) <= max(tokens, smallest)
 
 
 def test_tokens_are_estimated_by_bytes_and_messages():

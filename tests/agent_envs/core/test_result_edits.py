@@ -58,13 +58,10 @@ def test_an_attacked_episode_has_other_results_and_equal_rewards():
     assert run(attack={"attacker": "swap", "budget": 1})[0] == edited
 
 
-def test_the_budget_limits_custom_attackers():
+def test_the_budget_limits_custom_attackers_and_is_in_snapshots():
     attack = {"attacker": f"{__name__}:insert_always", "budget": 2}
     assert run(attack=attack)[2]["num_edits"] == 2.0
     assert run(attack={"budget": 0})[0] == run()[0]
-
-
-def test_a_snapshot_keeps_the_remaining_budget():
     env = gym.make("AgentR1/SyntheticMultiHop-v0", attack={"budget": 1})
     env.reset(seed=0, options={"task": 0})
     first, second, _ = env.unwrapped.reference_actions()

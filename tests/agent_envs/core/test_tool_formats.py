@@ -20,11 +20,7 @@ from agent_envs.formats.tool_formats import TOOL_FORMATS
 
 @tool
 def search(query: str) -> str:
-    """Search for something.
-
-    Args:
-        query: What to look for.
-    """
+    """Search for something."""
     return query
 
 
@@ -45,10 +41,6 @@ HERMES, TAGS, JSON, REACT, OPENAI = (
     TOOL_FORMATS[name] for name in ("hermes", "tags", "json", "react", "openai")
 )
 RED = '{"query": "red"}'
-EXAMPLES = (
-    'To call a tool, write <tool_call>{"name": "search", "arguments": {"query": "the query"}}'
-    "</tool_call>. To answer, write <answer> your answer </answer>."
-)
 
 
 def parse(text, form=HERMES, tools=None):
@@ -82,31 +74,6 @@ def test_a_call_is_parsed(form, text):
         "name": "search",
         "arguments": {"query": "red"},
     }
-
-
-@pytest.mark.parametrize(
-    ("text", "code"),
-    [
-        ("Paris", "no_action"),
-        ("<think><answer>Paris</answer>", "no_action"),
-        ("<answer>a</answer><answer>b</answer>", "multiple_actions"),
-        ("<tool_call>{}</tool_call>", "bad_call"),
-        ("<tool_call>[]</tool_call>", "bad_call"),
-        ('<tool_call>{"name": "search", "arguments": "red"}</tool_call>', "bad_call"),
-        ("<tool_call>search</tool_call>", "bad_json"),
-        ('<tool_call>{"name": "search", "arguments": {"query": NaN}}</tool_call>', "bad_json"),
-        ('<tool_call>{"name": "search", "arguments": {}} or so</tool_call>', "bad_json"),
-        ("<tool_call>" + "[" * 100_000, "bad_json"),
-        ('<tool_call>{"name": "seek", "arguments": {}}</tool_call>', "unknown_tool"),
-        ('<tool_call>{"name": "search", "arguments": {}}</tool_call>', "bad_arguments"),
-        ("<answer>Paris", "bad_answer"),
-        ("<answer> </answer>", "bad_answer"),
-    ],
-)
-def test_a_mistake_has_a_code(text, code):
-    action = parse(text)
-    assert action["kind"] == "invalid"
-    assert action["error"] == code
 
 
 @pytest.mark.parametrize(
@@ -157,6 +124,20 @@ def test_several_calls_of_a_turn_are_parsed_in_order_including_mistakes(form):
 @pytest.mark.parametrize(
     ("form", "text", "code"),
     [
+        (HERMES, "Paris", "no_action"),
+        (HERMES, "<think><answer>Paris</answer>", "no_action"),
+        (HERMES, "<answer>a</answer><answer>b</answer>", "multiple_actions"),
+        (HERMES, "<tool_call>{}</tool_call>", "bad_call"),
+        (HERMES, "<tool_call>[]</tool_call>", "bad_call"),
+        (HERMES, '<tool_call>{"name": "search", "arguments": "red"}</tool_call>', "bad_call"),
+        (HERMES, "<tool_call>search</tool_call>", "bad_json"),
+        (HERMES, '<tool_call>{"name": "add", "arguments": {"query": NaN}}</tool_call>', "bad_json"),
+        (HERMES, '<tool_call>{"name": "search", "arguments": {}} or so</tool_call>', "bad_json"),
+        (HERMES, "<tool_call>" + "[" * 100_000, "bad_json"),
+        (HERMES, '<tool_call>{"name": "seek", "arguments": {}}</tool_call>', "unknown_tool"),
+        (HERMES, '<tool_call>{"name": "search", "arguments": {}}</tool_call>', "bad_arguments"),
+        (HERMES, "<answer>Paris", "bad_answer"),
+        (HERMES, "<answer> </answer>", "bad_answer"),
         (JSON, "Paris", "no_action"),
         (JSON, '{"answer": "a"} {"answer": "b"}', "multiple_actions"),
         (JSON, '{"name": "search"', "bad_json"),
@@ -190,12 +171,6 @@ def test_mistakes_have_the_same_codes_in_each_format(form, text, code):
     assert (action["kind"], action["error"]) == ("invalid", code)
 
 
-@given(query=st.text(), form=st.sampled_from([HERMES, JSON, REACT, OPENAI]))
-def test_a_call_is_parsed_as_it_was_written(query, form):
-    action = form.parse(form.write_call("search", {"query": query}), TOOLS)
-    assert action.arguments == {"query": query}
-
-
 TOKENS = (
     "<tool_call>", "</tool_call>", "<answer>", "</answer>", "<answer>yes</answer>", "<search>",
     "</search>", "<add>{}</add>", "</note>", "<think>", "</think>", "\nAction: search",
@@ -212,7 +187,7 @@ def test_no_text_makes_a_parser_raise(text, form):
     assert form.parse(text, TOOLS).kind in ("tool_call", "answer", "invalid")
 
 
-@given(JUMBLE, JUMBLE, FORMS)
+@given(JUMBLE | st.text(), JUMBLE, FORMS)
 def test_markup_in_arguments_is_not_an_action(title, text, form):
     arguments = {"title": title, "text": text}
     action = form.parse(f"So: \n{form.write_call('note', arguments)}" if form is not OPENAI
@@ -222,15 +197,11 @@ def test_markup_in_arguments_is_not_an_action(title, text, form):
 
 
 @given(JUMBLE)
-def test_markup_between_tags_is_not_an_action(query):
+def test_markup_in_one_argument_is_not_an_action(query):
     action = TAGS.parse(TAGS.write_call("search", {"query": query}), TOOLS)
     if "</search>" not in query:
         assert action.arguments == {"query": query.strip()}
-
-
-@given(JUMBLE)
-def test_a_call_that_a_server_did_not_parse_is_not_an_answer(query):
-    call = HERMES.write_call("search", {"query": query})
+    call = HERMES.write_call("search", {"query": query})  # which a server did not parse
     action = OPENAI.parse(f"Let me look. {call} <answer>yes</answer>", TOOLS)
     assert (action.kind, action.error) == ("invalid", "bad_call")
 
@@ -241,12 +212,10 @@ def test_markup_in_thoughts_and_code_is_not_an_action(text, form, is_thought):
     before = f"<think>{text}</think>\n" if is_thought else f"I could write\n```\n{text}\n```\n"
     for action in (form.write_call("note", {"title": "a", "text": "b"}), form.write_answer("no")):
         assert form.parse(before + action, TOOLS) == form.parse(action, TOOLS)
-
-
-@pytest.mark.parametrize("form", [HERMES, TAGS, JSON, REACT])
-def test_a_thought_that_the_template_opened_holds_no_action(form):
-    thought = 'I could say <answer> or <tool_call>, {"answer": or so.\n' + form.write_answer("no")
-    assert parse(f"{thought}</think>{form.write_answer('yes')}", form)["answer"] == "yes"
+        # The chat template opened the thought.
+        opened = f'I could say <answer> or <tool_call>, {{"answer": or so.\n{before[7:]}{action}'
+        if is_thought and "<think>" not in text:
+            assert form.parse(opened, TOOLS) == form.parse(action, TOOLS)
 
 
 BEGINNINGS = ("", "<tool_call>", "{", "Action: add\nAction Input: {", "<answer>", '{"tool_calls":[')
@@ -260,14 +229,11 @@ def test_hostile_texts_of_100_kb_are_parsed_fast_with_short_feedback(form):
         action = form.parse(text, TOOLS)
         assert time.perf_counter() - started < 3, token  # 0.1 s; what is quadratic takes 5
         assert len(action.message or "") < 1_000
-
-
-def test_feedback_is_short_for_long_mistakes_and_many_tools():
     wrong = {f"{i}{'x' * 500}": i for i in range(200)}
-    message = parse(HERMES.write_call("search", wrong))["message"]
+    message = parse(form.write_call("add", wrong), form)["message"]
     assert len(message) < MAX_REASON_CHARS + 500
     many = {f"tool_{i}": search for i in range(500)}
-    assert len(parse("hm", tools=many)["message"]) < MAX_EXAMPLE_CHARS + 500
+    assert len(form.parse("hm", many).message or "") < MAX_EXAMPLE_CHARS + 500
 
 
 class Place(BaseModel):
