@@ -23,28 +23,19 @@ def episode(env, task, success, reward=0.0):
     )  # fmt: skip
 
 
-def evaluated(samples_per_task=1):
-    return EvaluatedEnvironments(["a", "b", "v"], {"v"}, samples_per_task)
-
-
-def test_each_environment_has_its_own_figures():
+def test_each_environment_has_its_own_figures_without_its_unscorable_episodes():
+    broken = replace(episode("b", "2", 0.0), is_scorable=False)
     episodes = [episode("a", "1", 1.0, 2.0), episode("a", "2", 0.0), episode("b", "1", 1.0, 3.0)]
-    metrics = env_metrics(episodes, [np.zeros(1)] * 3, ["a", "b", "c"])
+    metrics = env_metrics([*episodes, broken], [np.zeros(1)] * 4, ["a", "b", "c"])
     assert (metrics["env/a/success"], metrics["env/b/success"]) == (0.5, 1.0)
     assert (metrics["env/a/reward"], metrics["env/b/reward"]) == (1.0, 3.0)
-    assert [metrics[f"env/{name}/share"] for name in "abc"] == [2 / 3, 1 / 3, 0]
+    assert [metrics[f"env/{name}/share"] for name in "abc"] == [0.5, 0.5, 0]
+    assert metrics["env/b/episodes/unscorable"] == 0.5
     assert "env/c/success" not in metrics
 
 
-def test_an_unscorable_episode_is_excluded_from_the_means_of_its_environment():
-    broken = replace(episode("a", "2", 0.0), is_scorable=False)
-    metrics = env_metrics([episode("a", "1", 1.0), broken], [np.zeros(1)] * 2, ["a"])
-    assert metrics["env/a/success"] == 1.0
-    assert metrics["env/a/episodes/unscorable"] == 0.5
-
-
 def test_an_evaluation_is_one_mean_over_all_of_its_batches():
-    tally = evaluated()
+    tally = EvaluatedEnvironments(["a", "b", "v"], {"v"}, 1)
     tally.add([episode("a", str(i), 1.0) for i in range(4)], [np.zeros(1)] * 4, ())
     rest = [episode("b", "0", 0.0), episode("v", "0", 1.0), episode("v", "1", 0.0)]
     again = episode("a", "0", 0.0)  # fills the last batch up
@@ -53,19 +44,9 @@ def test_an_evaluation_is_one_mean_over_all_of_its_batches():
     assert (metrics["env/a/success"], metrics["env/v/success"]) == (1.0, 0.5)
     assert metrics["env/v/of_in_domain"] == pytest.approx(0.5 / 0.8)
     tally.clear()
-    assert tally.add([episode("a", "0", 0.0)], [np.zeros(1)], ())["success"] == 0.0
-
-
-def test_relative_success_is_omitted_if_nothing_in_domain_is_solved():
-    metrics = evaluated().add([episode("a", "0", 0.0), episode("v", "0", 1.0)], [[0.0]] * 2, ())
-    assert "env/v/of_in_domain" not in metrics
-
-
-class Words:
-    """A tokenizer of one word."""
-
-    def decode(self, ids):
-        return f"<w{ids[0]}>"
+    unsolved = tally.add([episode("a", "0", 0.0), episode("v", "0", 1.0)], [[0.0]] * 2, ())
+    assert unsolved["success"] == 0.0
+    assert "env/v/of_in_domain" not in unsolved
 
 
 FIGURES = {
@@ -79,22 +60,19 @@ HISTORY = [
 ]
 
 
-def test_curves_are_of_training_and_of_evaluation_before_during_and_after():
-    assert success_curves(HISTORY, FIGURES) == [
+def test_curves_are_of_training_and_of_evaluation_and_are_plotted_and_on_the_page(tmp_path):
+    curves = success_curves(HISTORY, FIGURES)
+    assert curves == [
         SuccessCurve("a", False, True, [(1, 0.2), (2, 0.5)]),
         SuccessCurve("a", True, True, [(0, 0.1), (1, 0.4), (2, 0.9)]),
         SuccessCurve("v", True, False, [(0, 0.0), (1, 0.3), (2, 0.6)]),
     ]
     assert success_curves(HISTORY, {}) == []
-
-
-def test_the_curves_are_plotted_and_shown_on_the_page(tmp_path):
-    curves = success_curves(HISTORY, FIGURES)
     plain, drawn = tmp_path / "plain.png", tmp_path / "drawn.png"
     plot_learning_curve(plain, HISTORY, before=0.1, after=0.9)
     plot_learning_curve(drawn, HISTORY, before=0.1, after=0.9, curves=curves)
     assert drawn.read_bytes() != plain.read_bytes()
-    page = trajectory_page([], tokenizer=Words(), title="A run", curves=curves)
+    page = trajectory_page([], tokenizer=None, title="A run", curves=curves)
     row = page[page.index("evaluation only") :]
     assert [f"{value} %" in row for value in ("0.0", "30.0", "60.0")] == [True] * 3
-    assert "Success in evaluation" not in trajectory_page([], tokenizer=Words(), title="A run")
+    assert "Success in evaluation" not in trajectory_page([], tokenizer=None, title="A run")

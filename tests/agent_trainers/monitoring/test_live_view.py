@@ -93,9 +93,7 @@ def test_the_view_shows_each_of_several_environments_in_training_and_in_evaluati
 
 
 def test_a_sparkline_goes_from_the_lowest_value_to_the_highest():
-    assert sparkline([0, 1, 2, 7], 10) == "▁▂▃█"
-    assert sparkline([3, 3], 10) == "▁▁"
-    assert sparkline([], 10) == ""
+    assert [sparkline(values, 10) for values in ([0, 1, 2, 7], [3, 3], [])] == ["▁▂▃█", "▁▁", ""]
     assert sparkline([0, 0, 4, 4], 2) == "▁█"  # each stands for the mean of two
     assert sparkline([0, 1], 2, ASCII_BLOCKS) == "_#"
 
@@ -138,7 +136,7 @@ def test_a_resumed_run_shows_earlier_curves_and_other_processes_show_nothing():
 
 @pytest.mark.parametrize(("is_terminal", "kind"), [(True, LiveView), (False, PlainProgress)])
 def test_a_terminal_gets_the_live_view_and_everything_else_a_plain_bar(
-    monkeypatch, is_terminal, kind
+    monkeypatch, capsys, is_terminal, kind
 ):
     def console(stderr):
         return Console(file=io.StringIO(), force_terminal=is_terminal, _environ={"TERM": "xterm"})
@@ -148,17 +146,13 @@ def test_a_terminal_gets_the_live_view_and_everything_else_a_plain_bar(
     shown = show_progress(trainer, "a run")
     assert type(shown) is kind
     assert trainer.callbacks == [shown]
+    if not is_terminal:
+        shown.on_train_begin(None, state(0), None)
+        shown.on_step_end(None, state(1), None)
+        shown.on_log(None, state(1), None, logs=dict(LOGS))
+        shown.on_train_end(None, state(4), None)
+        assert "success=0.25" in capsys.readouterr().err
     shown.close()
-
-
-def test_the_plain_bar_shows_success_and_can_be_closed_twice(capsys):
-    bar = PlainProgress()
-    bar.on_train_begin(None, state(0), None)
-    bar.on_step_end(None, state(1), None)
-    bar.on_log(None, state(1), None, logs=dict(LOGS))
-    bar.close()
-    bar.on_train_end(None, state(4), None)
-    assert "success=0.25" in capsys.readouterr().err
 
 
 def test_a_notebook_shows_the_view_instead_of_transformers_table(monkeypatch):
@@ -174,16 +168,15 @@ def test_a_notebook_shows_the_view_instead_of_transformers_table(monkeypatch):
     monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
     monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
     monkeypatch.setattr(live_view, "DEFAULT_PROGRESS_CALLBACK", NotebookTable)
-
-    def callbacks(trainer):
+    for is_notebook, is_off, kind in (
+        (False, False, NotebookTable),
+        (True, True, NotebookTable),
+        (True, False, LiveView),
+    ):
+        monkeypatch.setattr(live_view, "is_in_notebook", lambda: is_notebook)  # noqa: B023
+        trainer = Trainer(NotebookTable(), disable_tqdm=is_off)
         show_in_notebook(trainer)
-        return [type(callback) for callback in trainer.callbacks]
-
-    assert callbacks(Trainer(NotebookTable())) == [NotebookTable]  # a terminal
-    monkeypatch.setattr(live_view, "is_in_notebook", lambda: True)
-    assert callbacks(Trainer(NotebookTable(), disable_tqdm=True)) == [NotebookTable]
-    trainer = Trainer(NotebookTable())
-    assert callbacks(trainer) == [LiveView]
+        assert [type(callback) for callback in trainer.callbacks] == [kind]
     view = show_progress(trainer, "agent-r1-train, called from a notebook")
     assert trainer.callbacks == [view]
     view.on_train_begin(None, state(0), None)

@@ -75,30 +75,30 @@ def page(tmp_path):
     return write
 
 
-def test_the_page_shows_every_step_with_rewards_results_and_advantages(page):
-    html = page(sample())
+def test_the_page_shows_every_step_stands_alone_and_hostile_text_stays_text(page):
+    marks = [
+        Mark(sign="format_farming", step=None, seen=f"'talk' paid {HOSTILE}"),
+        Mark(sign="empty_thoughts", step=1, seen="a thought without content"),
+    ]
+    html = page(sample(marks=marks))
     for shown in ("Step 1", "Step 2", "new_gold_passage", "+0.100", "task-1", "turn_limit",
                   "advantage +1.500", "log-probability -1.250", "&lt;w5&gt;", "bad_json",
                   "Write it right.", "window: the last 1 turns", "training, step 1",
-                  "Training rows: 2", "prompt, 1", "step 1, 2", "12.5 ms"):  # fmt: skip
+                  "Training rows: 2", "prompt, 1", "step 1, 2", "12.5 ms",
+                  "A new row begins here: window: the last 1 turns",
+                  "value +0.250 · ratio 0.500", "· masked ·",
+                  "<title>Trajectories: A &lt;title&gt;</title>", "&lt;script&gt;alert(1)",
+                  "format_farming: &#39;talk&#39; paid"):  # fmt: skip
         assert shown in html
-
-
-def test_the_page_stands_alone_and_hostile_text_stays_text(page):
-    html = page(sample())
     assert "<script" not in html
-    assert "&lt;script&gt;alert(1)" in html
     assert "http" not in html.replace("http-equiv", "")
-    assert "<title>Trajectories: A &lt;title&gt;</title>" in html
-
-
-def test_tokens_can_be_coloured_by_advantage_ratio_and_value_and_masked_ones_are_marked(page):
-    html = page(sample())
-    assert 'class="token ap4 vp4 rp3"' in html  # 1.5 / 0.5, 0.75 / 0.25 0.25 / 0.1, plus 1
-    assert 'class="token masked ap4 vp2 rn4"' in html
-    assert 'class="token an1 r0"' in html
-    assert "value +0.250 · ratio 0.500" in html
-    assert "· masked ·" in html
+    assert "no longer in the state" not in html  # the second state only adds
+    # tokens are coloured: 1.5 / 0.5, 0.75 / 0.25 0.25 / 0.1, plus 1
+    for colours in ("ap4 vp4 rp3", "masked ap4 vp2 rn4", "an1 r0"):
+        assert f'class="token {colours}"' in html
+    assert html.index("Step 2") < html.index("empty_thoughts: a thought without content")
+    assert html.index("a sign of reward hacking") < html.index("Step 1")
+    assert "a sign of reward hacking" not in page(sample())
 
 
 def test_an_untrained_trajectory_is_masked_and_has_no_advantage(page):
@@ -110,22 +110,15 @@ def test_an_untrained_trajectory_is_masked_and_has_no_advantage(page):
     assert "Training rows" not in html
 
 
-def test_a_step_shows_dropped_messages_and_why_a_row_was_forked(page):
-    html = page(sample())
-    assert "A new row begins here: window: the last 1 turns" in html
-    assert "no longer in the state" not in html  # the second state only adds
+def test_dropped_messages_are_shown_and_a_long_turn_is_cut(page):
+    count = MAX_TOKENS_SHOWN + 7
     first, second = sample().trajectory.transitions
+    long = replace(first, completion_ids=[1] * count, logprobs=np.zeros(count, np.float32))
     shorter = replace(second, messages=[second.messages[0], second.messages[2]])
-    html = page(sample(trajectory=replace(sample().trajectory, transitions=[first, shorter])))
+    trajectory = replace(sample().trajectory, transitions=[long, shorter])
+    html = page(sample(trajectory=trajectory, steps=None))
     assert "1 message no longer in the state" in html
     assert html.count("message dropped") == 1
-
-
-def test_a_long_turn_is_cut_on_the_page(page):
-    count = MAX_TOKENS_SHOWN + 7
-    first, _ = sample().trajectory.transitions
-    long = replace(first, completion_ids=[1] * count, logprobs=np.zeros(count, np.float32))
-    html = page(sample(trajectory=replace(sample().trajectory, transitions=[long]), steps=None))
     assert "and 7 more tokens" in html
 
 
@@ -136,19 +129,6 @@ def test_the_learning_curve_is_a_picture(tmp_path, history):
     path = tmp_path / "curve.png"
     plot_learning_curve(path, history, before=0.05, after=0.97)
     assert path.read_bytes().startswith(b"\x89PNG")
-
-
-def test_signs_of_reward_hacking_are_marked_on_episode_and_step(page):
-    marks = [
-        Mark(sign="format_farming", step=None, seen=f"'talk' paid {HOSTILE}"),
-        Mark(sign="empty_thoughts", step=1, seen="a thought without content"),
-    ]
-    html = page(sample(marks=marks))
-    assert "format_farming: &#39;talk&#39; paid" in html
-    assert html.index("Step 2") < html.index("empty_thoughts: a thought without content")
-    assert html.index("a sign of reward hacking") < html.index("Step 1")
-    assert "<script>" not in html
-    assert "a sign of reward hacking" not in page(sample())
 
 
 def test_the_curve_shows_what_a_curriculum_drew():

@@ -60,31 +60,34 @@ def record(played):
     return BatchRecord(trajectories=[played], rows=rows, tensors=tensors)
 
 
-def test_a_state_that_extends_the_last_gains_what_the_environment_said(played):
-    assert state_change(played, 0).added == [ASK]
-    change = state_change(played, 1)
-    assert (change.added, change.dropped) == ([FOUND], [])
+STUB = {**FOUND, "content": "[left out]"}
 
 
-def test_a_state_that_shrinks_loses_the_turns_that_were_dropped(played):
-    change = state_change(played, 2)
-    assert (change.added, change.dropped) == ([MORE], [CALL, FOUND])
-
-
-def test_the_same_words_said_again_are_new(played):
-    first, second, _ = played.transitions
-    same = replace(second, messages=[ASK, CALL, FOUND, CALL, FOUND])
-    again = replace(played, transitions=[first, replace(second, action="search a"), same])
-    change = state_change(again, 2)
-    assert (change.added, change.dropped) == ([FOUND], [])
-
-
-def test_a_shortened_result_is_shown_before_and_after(played):
-    stub = {**FOUND, "content": "[left out]"}
+@pytest.mark.parametrize(
+    ("step", "changes", "added", "dropped"),
+    [
+        pytest.param(0, {}, [ASK], [], id="the first"),
+        pytest.param(1, {}, [FOUND], [], id="extends the last"),
+        pytest.param(2, {}, [MORE], [CALL, FOUND], id="turns were dropped"),
+        pytest.param(
+            2, {"messages": [ASK, CALL, STUB, AGAIN, MORE]}, [STUB, MORE], [FOUND], id="shortened"
+        ),
+        pytest.param(
+            2,
+            {"messages": [ASK, AGAIN, FOUND, AGAIN, FOUND]},
+            [FOUND],
+            [],
+            id="the same words again",
+        ),
+    ],
+)
+def test_a_step_shows_what_its_state_gained_and_lost(played, step, changes, added, dropped):
     first, second, third = played.transitions
-    shorter = replace(third, messages=[ASK, CALL, stub, AGAIN, MORE])
-    change = state_change(replace(played, transitions=[first, second, shorter]), 2)
-    assert (change.added, change.dropped) == ([stub, MORE], [FOUND])
+    if dropped == [] and changes:
+        second = replace(second, messages=[ASK, AGAIN, FOUND])
+    changed = replace(played, transitions=[first, second, replace(third, **changes)])
+    change = state_change(changed, step)
+    assert (change.added, change.dropped) == (added, dropped)
 
 
 def test_step_tokens_take_their_numbers_from_their_place_in_the_merged_rows(record):
@@ -98,13 +101,10 @@ def test_step_tokens_take_their_numbers_from_their_place_in_the_merged_rows(reco
     assert third.ratios == pytest.approx([1.0, 1.0])
     assert first.values is None
     assert third.is_trained == [True, True]
-
-
-def test_steps_have_values_if_there_is_a_critic(record):
-    tensors = dict(record.tensors) | {"old_values": record.tensors["advantages"] + 10}
-    steps = step_tokens(
-        BatchRecord(trajectories=record.trajectories, rows=record.rows, tensors=tensors), 0
-    )
+    reason = "the context policy changed it: window: the last 1 turns"
+    assert [s.fork_reason for s in (first, second, third)] == [None, None, reason]
+    record.tensors["old_values"] = record.tensors["advantages"] + 10  # of a critic
+    steps = step_tokens(record, 0)
     assert [s.values for s in steps] == [[10, 11], [13], [14, 15]]
     assert steps[0].ratios is None
 
@@ -115,11 +115,6 @@ def test_a_turn_without_tokens_has_nothing_trained(played):
     rows = make_rows(cut)
     made = BatchRecord(trajectories=[cut], rows=rows, tensors=collate(rows, 0))
     assert step_tokens(made, 0)[2].advantages == []
-
-
-def test_a_fork_names_its_reason(record):
-    reasons = [s.fork_reason for s in step_tokens(record, 0)]
-    assert reasons == [None, None, "the context policy changed it: window: the last 1 turns"]
 
 
 def test_samples_are_read_back_as_trajectories(record, played, tmp_path):

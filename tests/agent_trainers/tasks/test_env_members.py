@@ -27,14 +27,11 @@ def test_an_entry_is_an_id_json_or_a_mapping():
 
 @pytest.mark.parametrize(("entry", "message"), [
     ({"weight": 2}, "entry 2: id: Field required"),
-    ({"id": 3}, "entry 2: id: .*not 3"),
     ({"id": HOP, "weight": 0}, "entry 2: weight: .*greater than 0, not 0"),
     ({"id": HOP, "weight": float("nan")}, "weight: "),
-    ({"id": HOP, "weight": "2"}, "weight: .*number"),
     ({"id": HOP, "weight": True}, "weight: .*number"),
     ({"id": HOP, "kwargs": [1]}, "kwargs: .*dictionary"),
     ({"id": HOP, "name": "a/b"}, "name: .*pattern"),
-    ({"id": HOP, "tasks": 3}, "tasks: .*list"),
     ({"id": HOP, "tasks": [True]}, "tasks: .*integer"),
     ({"id": HOP, "tasks": [4, 2, 4]}, "listed more than once"),
     ({"id": HOP, "wieght": 2}, "Did you mean 'weight'"),
@@ -46,13 +43,10 @@ def test_a_wrong_entry_is_named(entry, message):
         read_members([HOP, entry], "envs")
 
 
-@pytest.mark.parametrize("values", [[], {}, HOP])
-def test_what_is_no_list_is_refused(values):
-    with pytest.raises(ConfigurationError, match="envs must be a list of environments"):
-        read_members(values, "envs")
-
-
-def test_what_is_only_measured_has_no_weight():
+def test_what_is_no_list_and_the_weight_of_what_is_only_measured_are_refused():
+    for values in ([], {}, HOP):
+        with pytest.raises(ConfigurationError, match="envs must be a list of environments"):
+            read_members(values, "envs")
     with pytest.raises(ConfigurationError, match="eval_envs, entry 1: weight does nothing"):
         read_members([{"id": HOP, "weight": 2}], "eval_envs", is_weighted=False)
 
@@ -68,13 +62,9 @@ def test_a_name_is_the_id_or_what_sets_it_apart():
     trained, variants = names([HOP], [{"id": HOP, "kwargs": {"hops": 3}}, TOOLS])
     assert trained == ["SyntheticMultiHop-v0"]
     assert variants == ["SyntheticMultiHop-v0,hops=3", "SyntheticTable-v0"]
-
-
-def test_two_of_one_name_are_refused():
-    for trained, variants in (([HOP, HOP], []), ([{"id": HOP, "name": "a"}],
-                                                 [{"id": TOOLS, "name": "a"}])):  # fmt: skip
+    for same in (([HOP, HOP],), ([{"id": HOP, "name": "a"}], [{"id": TOOLS, "name": "a"}])):
         with pytest.raises(ConfigurationError, match="have the name"):
-            names(trained, variants)
+            names(*same)
 
 
 def test_what_is_measured_anyway_is_not_measured_twice():
