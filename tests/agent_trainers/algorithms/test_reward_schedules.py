@@ -9,16 +9,17 @@ def factor(schedule, progress=0.0, log=()):
     return reward_factors(schedules, progress, log)["term"]
 
 
-@pytest.mark.parametrize(("progress", "expected"), [(0.0, 2.0), (0.25, 1.75), (1.0, 1.0)])
-def test_a_line(progress, expected):
-    assert factor({"kind": "linear", "start": 2.0, "end": 1.0}, progress) == pytest.approx(expected)
-
-
 @pytest.mark.parametrize(
-    ("progress", "expected"), [(0.0, 1.0), (1 / 3, 0.75), (0.5, 0.5), (1.0, 0.0)]
+    ("schedule", "progress", "expected"),
+    [
+        ({"kind": "linear", "start": 2.0, "end": 1.0}, 0.25, 1.75),
+        ({"kind": "linear", "start": 2.0, "end": 1.0}, 1.0, 1.0),
+        ({"kind": "cosine"}, 1 / 3, 0.75),
+        ({"kind": "cosine"}, 1.0, 0.0),
+    ],
 )
-def test_half_a_cosine(progress, expected):
-    assert factor({"kind": "cosine"}, progress) == pytest.approx(expected)
+def test_a_line_and_half_a_cosine(schedule, progress, expected):
+    assert factor(schedule, progress) == pytest.approx(expected)
 
 
 def test_an_adaptive_factor_changes_when_the_rate_is_met_and_stays_changed():

@@ -1,7 +1,6 @@
 """Metrics of a run in the loggers of `report_to`."""
 
 import importlib.util
-import json
 import os
 import subprocess
 import sys
@@ -68,27 +67,6 @@ def test_weights_and_biases_gets_every_figure_offline(folder):
     data = path.read_bytes()
     assert all(f"train/{name}".encode() in data for name in SHOWN)
     assert b"eval/success" in data
-
-
-def test_trackio_gets_every_figure_as_one_run(folder, logged):
-    pytest.importorskip("trackio")
-    script = (
-        "import json, trackio\n"
-        "from trackio.sqlite_storage import SQLiteStorage\n"
-        "runs = list(trackio.Api().runs('huggingface'))\n"
-        "read = SQLiteStorage.get_logs\n"
-        "logs = [read('huggingface', run.name, run_id=run.id) for run in runs]\n"
-        "print(json.dumps(logs, default=str))\n"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True,
-        env={**os.environ, "TRACKIO_DIR": str(folder / "trackio")},
-    )  # fmt: skip
-    (run,) = json.loads(result.stdout.splitlines()[-1])
-    for name in SHOWN:
-        values = [entry[f"train/{name}"] for entry in run if f"train/{name}" in entry]
-        assert values == pytest.approx([logged[1][name], logged[2][name]])
-    assert sum("eval/success" in entry for entry in run) == 2  # before and after training
 
 
 def test_a_logger_that_is_not_installed_is_named_with_its_extra(tmp_path, monkeypatch):

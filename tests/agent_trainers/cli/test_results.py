@@ -6,7 +6,7 @@ import torch
 
 from agent_trainers.batching.collate import collate
 from agent_trainers.batching.rows import make_rows
-from agent_trainers.cli.results import SampleCollector, print_results
+from agent_trainers.cli.results import SampleCollector
 from agent_trainers.experimental.hack_watch.watch import HackWatch
 from agent_trainers.monitoring.trajectory_samples import BatchRecord
 from agent_trainers.trajectory import StopReason, Trajectory, Transition, load_trajectories
@@ -83,31 +83,3 @@ def test_samples_are_of_some_steps_and_the_page_has_the_first_and_the_newest(col
                       "evaluation, after training"]  # fmt: skip
     first = [s.trajectory.success for s in collected.samples if s.label == "training, step 1"]
     assert first == [False, True, False, True]  # in turn, not all of one kind
-
-
-def test_the_final_table_shows_each_environment_and_evaluation_only_ones_relative_to_in_domain(
-    tmp_path, capsys
-):
-    figures = {
-        "a": {"is_trained": True, "success_before": 0.125, "success_after": 0.875},
-        "v": {"is_trained": False, "success_before": 0.0, "success_after": 0.5,
-              "of_in_domain": 0.5 / 0.75},
-    }  # fmt: skip
-    results = {
-        "algorithm": "grpo", "by_environment": figures,
-        "success_before": 0.25, "success_after": 0.75, "return_before": 0.3, "return_after": 0.9,
-        "num_eval_episodes": 16, "evaluated_on": "test", "steps": 4, "seconds": 3.0,
-        "total_seconds": 4.0,
-    }  # fmt: skip
-    print_results(results, tmp_path)
-    rows = {}
-    for line in capsys.readouterr().out.splitlines():
-        if line.startswith("│"):
-            name, *values = (cell.strip() for cell in line.strip("│").split("│"))
-            rows[name] = values
-    assert rows == {
-        "success": ["25.0%", "75.0%", "-"],
-        "return": ["0.300", "0.900", "-"],
-        "a": ["12.5%", "87.5%", "-"],
-        "v, evaluation only": ["0.0%", "50.0%", "66.7%"],
-    }

@@ -3,9 +3,7 @@ import json
 
 import gymnasium as gym
 import pytest
-import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
 
 from agent_envs.errors import ConfigurationError, DataError, RolloutError
 from agent_trainers.batching.collate import collate
@@ -75,26 +73,18 @@ def test_fine_tuning_on_reference_actions_resumes_and_is_overwritten_on_request(
         with pytest.raises(ConfigurationError, match=r"nothing_known is not|would delete"):
             train(tmp_path / "run", "--overwrite", *wrong)
         assert (tmp_path / "run" / "model.safetensors").exists()
-    train(tmp_path / "run", "--max_steps", "1", "--overwrite", "--learning_rate", "0.5")
+    train(tmp_path / "run", "--max_steps", "1", "--overwrite", "--learning_rate", "0.5",
+          "--lora_r", "2", "--lora_target_modules", "q_proj",
+          "--merge_adapter", "true")  # fmt: skip
     kept = json.loads((tmp_path / "run" / "settings.json").read_text())
     assert kept["learning_rate"] == 0.5
-
-
-def test_only_the_adapters_are_trained_and_merged(tmp_path, tiny_policy):
-    train(tmp_path / "lora", "--lora_r", "2", "--lora_target_modules", "q_proj", "--merge_adapter",
-          "true", "--learning_rate", "0.01")  # fmt: skip
-    assert not (tmp_path / "lora" / "model.safetensors").exists()
-    adapters = load_file(tmp_path / "lora" / "adapter_model.safetensors")
-    assert all("lora" in name for name in adapters)
-    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "lora" / "merged").state_dict()
-    base = AutoModelForCausalLM.from_pretrained(tiny_policy).state_dict()
-    changed = {name for name in base if not torch.equal(base[name], merged[name])}
-    assert changed
-    assert all("q_proj" in name for name in changed)
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+    assert all("lora" in name for name in load_file(tmp_path / "run" / "adapter_model.safetensors"))
+    assert (tmp_path / "run" / "merged" / "model.safetensors").exists()
 
 
 def test_the_best_episodes_are_collected_resumably_and_trained_on(tmp_path, capsys, monkeypatch):
-    command = ["--num_tasks", "24", "--samples_per_task", "4", "--tasks_at_once", "8",
+    command = ["--num_tasks", "16", "--samples_per_task", "4", "--tasks_at_once", "6",
                "--output", str(tmp_path / "best.jsonl.gz")]  # fmt: skip
     save, saved = collect.save_trajectories, []
 

@@ -11,13 +11,14 @@ import torch
 from safetensors.torch import load_file
 
 from agent_envs import ConfigurationError, DataError
-from agent_envs.errors import AgentEnvsError, RolloutError, UnknownNameError
+from agent_envs.errors import AgentEnvsError, RolloutError
 from agent_trainers import TINY_POLICY
 from agent_trainers.cli import evaluate
 from agent_trainers.cli.launch import launch_command
 from agent_trainers.monitoring.metrics_log import read_metrics
 from agent_trainers.recipes import ACCELERATE_CONFIGS
 from agent_trainers.trajectory import load_trajectories
+from tests.agent_trainers.cli.conftest import SHORT
 from tests.agent_trainers.real_models import save_model
 
 FOUR_STEPS = ["--max_steps", "4", "--save_steps", "2"]
@@ -41,13 +42,26 @@ def copy(whole, tmp_path):
     return shutil.copytree(whole, tmp_path / "copy")
 
 
+@pytest.mark.parametrize("step", [2, 4])
+def test_a_resumed_run_has_the_results_and_metrics_of_the_whole_run(
+    whole, copy, capsys, run_train, step
+):
+    # as if killed after step 3, or after the last step
+    (copy / "results.json").unlink()
+    if step == 2:
+        shutil.rmtree(copy / "checkpoint-4")
+    run_train(copy, *FOUR_STEPS, "--resume")
+    assert f"Resuming from {copy / f'checkpoint-{step}'}." in capsys.readouterr().err
+    for name in ("success_before", "success_after", "return_after", "steps"):
+        assert results_of(whole)[name] == results_of(copy)[name]
+    one, other = ([(r["step"], r.get("reward")) for r in read_metrics(f)] for f in (whole, copy))
+    assert one == other  # no line twice
+
+
 def test_a_run_leaves_results_curve_page_trajectories_and_a_checkpoint(whole, tmp_path, capsys):
     results = results_of(whole)
-    assert 0 <= results["success_before"] <= 1
-    assert 0 <= results["success_after"] <= 1
     assert (results["num_eval_episodes"], results["steps"]) == (4, 4)
-    assert results["seconds"] > 0
-    assert set(results["versions"]) >= {"agent-r1", "torch", "trl", "transformers"}
+    assert {"agent-r1", "torch"} <= set(results["versions"])
     assert (whole / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
     assert "Step 1" in (whole / "trajectories.html").read_text(encoding="utf-8")
     assert load_trajectories(whole / "trajectories.jsonl.gz")
@@ -56,7 +70,6 @@ def test_a_run_leaves_results_curve_page_trajectories_and_a_checkpoint(whole, tm
     logged = read_metrics(whole)
     assert [record["step"] for record in logged] == [0, 1, 2, 3, 4, 4, 4]  # with both evaluations
     assert {"time/rollout_seconds", "time/train_seconds", "tools/calls"} <= set(logged[1])
-    assert "agent-r1" in (whole / "README.md").read_text(encoding="utf-8")
 
     output, episodes = tmp_path / "eval.json", tmp_path / "episodes.parquet"
     evaluate.run(["--model", str(whole), "--num_tasks", "3", "--samples_per_task", "2",
@@ -67,33 +80,11 @@ def test_a_run_leaves_results_curve_page_trajectories_and_a_checkpoint(whole, tm
     assert measured["env_kwargs"] == {"split": "test"}
     assert len(load_trajectories(episodes)) == 6
     shown = capsys.readouterr().out
-    assert "pass@2" in shown
     assert "6 episodes, 0 errors" in shown
 
 
-@pytest.mark.parametrize("step", [2, 4])
-def test_a_resumed_run_has_the_results_and_metrics_of_the_whole_run(
-    whole, copy, capsys, run_train, step
-):
-    # as if killed after step 3, or after the last step
-    for name in ("results.json", *(["checkpoint-4"] if step == 2 else [])):
-        subprocess.run(["rm", "-r", str(copy / name)], check=True)
-    run_train(copy, *FOUR_STEPS, "--resume")
-    assert f"Resuming from {copy / f'checkpoint-{step}'}." in capsys.readouterr().err
-    for name in ("success_before", "success_after", "return_after", "steps"):
-        assert results_of(whole)[name] == results_of(copy)[name]
-    one, other = ([(r["step"], r.get("reward")) for r in read_metrics(f)] for f in (whole, copy))
-    assert one == other  # no line twice
-
-
-def test_another_run_starts_from_a_checkpoint_of_the_first(whole, tmp_path, run_train):
-    checkpoint = str(whole / "checkpoint-2")
-    run_train(tmp_path / "other", *FOUR_STEPS, "--resume_from_checkpoint", checkpoint)
-    assert results_of(tmp_path / "other")["return_after"] == results_of(whole)["return_after"]
-
-
 def test_a_finished_run_is_not_replaced_until_overwrite_is_given(copy, tmp_path, run_train):
-    brief = ["--num_eval_tasks", "0", "--seed", "1"]
+    brief = ["--num_eval_tasks", "0", "--seed", "1", "--max_steps", "1"]
     before = (copy / "model.safetensors").read_bytes()
     with pytest.raises(ConfigurationError, match="contains a finished run"):
         run_train(copy, *brief)
@@ -112,10 +103,8 @@ def test_adapters_are_trained_resumed_bitwise_and_merged(tmp_path, run_train):
             "--num_eval_tasks", "0", "--save_steps", "1"]  # fmt: skip
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     run_train(whole, *lora)
-    shutil.copytree(whole, cut)
-    for name in ("checkpoint-2", "results.json", "adapter_model.safetensors"):
-        subprocess.run(["rm", "-r", str(cut / name)], check=True)
-    run_train(cut, *lora, "--resume", "--merge_adapter", "true")
+    run_train(cut, *lora, "--resume_from_checkpoint", str(whole / "checkpoint-1"),
+              "--merge_adapter", "true")  # fmt: skip
     one, other = (load_file(f / "adapter_model.safetensors") for f in (whole, cut))
     assert all("lora" in name for name in one)
     assert any(weight.abs().max() > 0 for name, weight in one.items() if "lora_B" in name)
@@ -127,7 +116,6 @@ def test_adapters_are_trained_resumed_bitwise_and_merged(tmp_path, run_train):
     changed = {name for name in merged if not torch.equal(merged[name], base[name])}
     assert changed
     assert all("q_proj" in name or "v_proj" in name for name in changed)
-    evaluate.run(["--model", str(cut / "merged"), "--num_tasks", "1"])
 
 
 class AlwaysFails(gym.Env):
@@ -147,25 +135,21 @@ def test_a_run_in_which_everything_fails_ends_with_the_error(tmp_path, run_train
     assert not (tmp_path / "model.safetensors").exists()
 
 
-def test_fewer_tasks_than_a_batch_needs_are_an_error(tmp_path, run_train):
+def test_tasks_that_cannot_be_trained_on_are_refused(tmp_path, hotpot_file, run_train):
     rows = [{"question": f"{i} + 1", "answer": f"#### {i + 1}"} for i in range(3)]
-    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    folder = save_model(tmp_path / "model", "qwen2_5")
-    data = json.dumps({"data": str(tmp_path / "sums.jsonl")})
-    with pytest.raises(ConfigurationError, match=r"(?i)batch"):
-        run_train(tmp_path / "run", "--env", "AgentR1/GSM8K-v0", "--env_kwargs", data, "--model",
-                  folder, "--per_device_train_batch_size", "32", "--num_eval_tasks", "0",
-                  "--max_completion_length", "4")  # fmt: skip
-    assert not (tmp_path / "run" / "results.json").exists()
-
-
-def test_an_environment_with_unknown_words_or_without_data_is_refused(
-    tmp_path, hotpot_file, run_train
-):
-    for data, message in ((hotpot_file, "first states are unknown.*tiny_policy"), ("none", "none")):
-        kwargs = json.dumps({"data": str(data)})
+    sums = tmp_path / "sums.jsonl"
+    sums.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    model = ["--model", save_model(tmp_path / "model", "qwen2_5"), "--num_eval_tasks", "0",
+             "--per_device_train_batch_size", "32", "--max_completion_length", "4"]  # fmt: skip
+    for env, data, options, message in (
+        ("GSM8K", sums, model, "(?i)batch"),  # fewer tasks than a batch needs
+        ("HotpotQA", hotpot_file, [], "first states are unknown.*tiny_policy"),
+        ("HotpotQA", "none", [], "none"),
+    ):
+        task = ["--env", f"AgentR1/{env}-v0", "--env_kwargs", json.dumps({"data": str(data)})]
         with pytest.raises((ConfigurationError, DataError), match=message):
-            run_train(tmp_path, "--env", "AgentR1/HotpotQA-v0", "--env_kwargs", kwargs)
+            run_train(tmp_path / "run", *task, *options)
+    assert not (tmp_path / "run" / "results.json").exists()
 
 
 def test_a_template_without_tools_gets_a_format_in_words(tmp_path, capsys):
@@ -213,49 +197,42 @@ def test_an_environment_in_the_working_directory_is_trained_in(tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(tmp_path))])
     own = ["--env", "my_module:Mine/Own-v0", "--env_kwargs"]
-    run_train(tmp_path / "run", *own, '{"target": "red"}')
+    run_train(tmp_path / "run", *own, '{"target": "red"}', "--max_steps", "1")
     results = results_of(tmp_path / "run")
     assert (results["env"], results["eval_env_kwargs"]) == ("my_module:Mine/Own-v0", {})
     with pytest.raises(ConfigurationError, match=r"--env_kwargs: .*unexpected keyword.*split"):
         run_train(tmp_path / "run2", *own, '{"split": "test"}')
 
 
-def launch(num_processes=None, config=None):
-    return launch_command(num_processes, config, "module", ["--x"])
-
-
-def test_several_processes_are_started_by_torchrun_or_accelerate(monkeypatch, tmp_path):
+def test_several_processes_are_started_by_torchrun_or_accelerate(monkeypatch):
     monkeypatch.delenv("LOCAL_RANK", raising=False)
-    monkeypatch.setattr("torch.accelerator.is_available", lambda: False)
-    assert launch(2)[1:] == ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
-                             "--module", "module", "--x"]  # fmt: skip
-    assert launch() is launch(1) is None
-    own = tmp_path / "own.yaml"
-    own.write_text("distributed_type: MULTI_GPU\nnum_processes: 3\n", encoding="utf-8")
-    assert "3" in launch(config=str(own))
-    with pytest.raises(ConfigurationError, match="--num_processes must be at least 1, not 0"):
-        launch(0)
-    with pytest.raises(ConfigurationError, match="FSDP needs an accelerator"):
-        launch(config="fsdp2")
-    with pytest.raises(UnknownNameError, match="Did you mean 'ddp'"):
-        launch(config="dpp")
-    monkeypatch.setattr("torch.accelerator.is_available", lambda: True)
-    assert launch(8, "fsdp2")[1:] == [
-        "-m", "accelerate.commands.launch", "--config_file", str(ACCELERATE_CONFIGS["fsdp2"]),
-        "--num_processes", "8", "--module", "module", "--x",
-    ]  # fmt: skip
+    for has_accelerator, num_processes, config, expected in (
+        (False, 2, None, ["torch.distributed.run", "--standalone", "--nproc_per_node", "2"]),
+        (True, 8, "fsdp2", ["accelerate.commands.launch", "--config_file",
+                            str(ACCELERATE_CONFIGS["fsdp2"]), "--num_processes", "8"]),
+        (False, 1, None, None),
+        (False, 0, None, "--num_processes must be at least 1, not 0"),
+        (False, None, "fsdp2", "FSDP needs an accelerator"),
+        (False, None, "dpp", "Did you mean 'ddp'"),
+    ):  # fmt: skip
+        found = lambda has=has_accelerator: has  # noqa: E731
+        monkeypatch.setattr("torch.accelerator.is_available", found)
+        if isinstance(expected, str):
+            with pytest.raises(AgentEnvsError, match=expected):
+                launch_command(num_processes, config, "module", ["--x"])
+            continue
+        command = launch_command(num_processes, config, "module", ["--x"])
+        assert (command and command[1:]) == (
+            expected and ["-m", *expected, "--module", "module", "--x"]
+        )
     monkeypatch.setenv("LOCAL_RANK", "0")
-    assert launch(2) is None  # these are the processes
+    assert launch_command(2, None, "module", []) is None  # these are the processes
 
 
-def test_two_processes_train_together_after_a_dry_run(tmp_path, run_train):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node",
-               "2", "-m", "tests.agent_trainers.cli.two_processes", str(tmp_path)]  # fmt: skip
-    result = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
-    assert result.returncode == 0, result.stderr[-3000:]
-    assert "2 groups, 8 episodes" in result.stdout
-    assert result.stdout.count("No weights were changed") == 1
-    assert [path.name for path in (tmp_path / "dry").iterdir()] == ["dry_run.html"]
+def test_two_processes_train_together(tmp_path, run_train):
+    command = [sys.executable, "-m", "agent_trainers.cli.train", *SHORT, "--num_eval_tasks", "6",
+               "--per_device_train_batch_size", "4", "--num_processes", "2"]  # fmt: skip
+    subprocess.run([*command, "--output_dir", str(tmp_path / "two")], timeout=200, check=True)
     run_train(tmp_path / "one", "--num_eval_tasks", "6")
     one, two = (results_of(tmp_path / name) for name in ("one", "two"))
     assert (one["num_processes"], two["num_processes"]) == (1, 2)
