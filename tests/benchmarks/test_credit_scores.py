@@ -1,5 +1,4 @@
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -53,25 +52,10 @@ def test_a_noisy_estimate_has_a_lower_score():
     opposite = score([exact], [[-e for e in estimates]])
     assert opposite.correlation.value == pytest.approx(-found.correlation.value)
     assert opposite.sign.value == pytest.approx(1.0 - found.sign.value)
-
-
-def test_a_constant_estimate_has_no_correlation():
-    exact, true = batch(noise=1e-3)
-    found = score([exact], [[np.zeros(6)] * len(true)])
-    assert found.correlation.value == 0.0
-    assert found.sign.value == 0.5
-
-
-def test_the_correlation_is_invariant_to_scale_and_shift():
-    exact, true = batch(noise=0.3)
-    one, two = (score([exact], [[k * a + 3.0 for a in true]]).correlation for k in (1.0, 50.0))
-    assert one.value == pytest.approx(two.value)
-
-
-def test_signs_count_only_where_the_true_one_is_clear():
-    unclear, true = batch(noise=1e9)
-    small = [replace(e, advantages=[0.1] * 6) for e in unclear.episodes]
-    assert math.isnan(score([replace(unclear, episodes=small)], [true]).sign.value)
+    constant = score([exact], [[np.zeros(6)] * len(true)])
+    assert (constant.correlation.value, constant.sign.value) == (0.0, 0.5)
+    scaled = score([exact], [[50.0 * e + 3.0 for e in estimates]])
+    assert scaled.correlation.value == pytest.approx(found.correlation.value)
 
 
 def test_the_interval_is_wider_when_seeds_differ():
@@ -84,13 +68,3 @@ def test_the_interval_is_wider_when_seeds_differ():
     assert different.value == pytest.approx(0.0, abs=0.02)
     assert different.low < -0.9
     assert different.high > 0.9
-
-
-def test_a_batch_without_variance_is_ignored():
-    exact, true = batch(noise=0.1)
-    flat = replace(exact, episodes=[
-        replace(e, advantages=[0.0] * 6, halves=[[0.0] * 6] * 2) for e in exact.episodes
-    ])  # fmt: skip
-    alone, both = score([exact], [true]), score([exact, flat], [true, true])
-    assert both.correlation.value == pytest.approx(alone.correlation.value)
-    assert math.isnan(score([flat], [true]).correlation.value)

@@ -6,13 +6,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from agent_envs.envs.synthetic.world import VARIANTS, make_question, make_world
-from agent_envs.retrieval import Corpus, build_retriever
+from agent_envs.envs.synthetic.world import VARIANTS
 from agent_trainers import TINY_POLICY
 from agent_trainers.policies.local import transformers_policy
 from agent_trainers.rollout.evaluation import evaluate_policy
 from agent_trainers.tiny_policy.make import make_model
-from benchmarks.embedded_policy.languages import draw_relations
 from benchmarks.embedded_policy.make import (
     ROUNDS,
     demonstrations,
@@ -20,8 +18,6 @@ from benchmarks.embedded_policy.make import (
     make_copying_model,
     make_tokenizer,
     mixture,
-    queries,
-    word_of,
 )
 from benchmarks.performance.models import load_tokenizer
 
@@ -39,7 +35,7 @@ def test_the_shipped_policy_is_small_and_has_the_tokenizer_of_the_script(tokeniz
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("hops", [1, 2, 3, 4])
+@pytest.mark.parametrize("hops", [1, 4])
 def test_every_word_of_every_variant_is_in_the_vocabulary(tokenizer, variant, hops):
     env = gym.make(ID, variant=variant, hops=hops, max_episode_steps=9)
     observation, _ = env.reset(seed=hops)
@@ -71,24 +67,6 @@ def test_success_before_training_is_low_but_not_zero(tokenizer):
     two_hops = functools.partial(gym.make, ID, split="test")
     for make_env in (two_hops, mixture()):
         assert 0 < evaluate_policy(make_env, policy, range(60)).metrics["success"] <= 0.2
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_the_queries_of_a_demonstration_rank_each_fact_first(variant):
-    rng = np.random.default_rng(0)
-    world = make_world(rng, variant=variant, outdated=True)
-    retriever = build_retriever(Corpus(world.passages))
-    for hops in (1, 2, 3, 4):
-        question = make_question(world, rng, hops=hops)
-        found = [retriever.search(query, 1)[0].passage for query in queries(world, question)]
-        assert found == [world.passages[number] for number in question.gold]
-
-
-def test_synthetic_languages_differ_and_express_each_relation_by_one_word():
-    rng = np.random.default_rng(0)
-    relations = [r for _ in range(100) for r in draw_relations(rng).values()]
-    assert len({relation.fact for relation in relations}) > 300
-    assert all(word_of(relation) == relation.query for relation in relations)
 
 
 def test_the_initial_weights_copy_what_followed_the_same_words(tokenizer):

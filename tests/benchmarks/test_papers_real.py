@@ -2,19 +2,17 @@
 
 import itertools
 import json
-import random
 import shlex
 from pathlib import Path
 
 import pytest
 
 from agent_envs.data.files import write_json
-from agent_envs.errors import DataError
 from agent_trainers.cli import evaluate, sft, train
 from benchmarks.grid import CommandFailedError, Grid
 from benchmarks.papers_real import __main__ as papers_real
 from benchmarks.papers_real import naive_rag
-from benchmarks.papers_real.cells import CellRunner, PapersRealArguments, wanted_cells
+from benchmarks.papers_real.cells import CellRunner, PapersRealArguments
 from benchmarks.papers_real.questions import QuestionArguments, prepare_questions
 from tests.agent_trainers.real_models import save_model
 
@@ -31,10 +29,6 @@ def hotpotqa_row(number, answer="Paris"):
         "type": "bridge", "level": "easy",
         "context": pages, "supporting_facts": [[names[0], 0], [names[1], 0]],
     }  # fmt: skip
-
-
-def two_wiki_row(number):
-    return hotpotqa_row(number) | {"evidences": [["a", "b", "c"]]}
 
 
 def musique_row(number):
@@ -66,7 +60,8 @@ def questions_of(folder, name):
 def sources(tmp_path_factory):
     """Files of rows, as arguments of `QuestionArguments`."""
     folder = tmp_path_factory.mktemp("rows")
-    two_wiki = write_rows(folder / "two_wiki.jsonl", map(two_wiki_row, range(100, 130)))
+    rows = (hotpotqa_row(number) | {"evidences": [["a", "b", "c"]]} for number in range(100, 130))
+    two_wiki = write_rows(folder / "two_wiki.jsonl", rows)
     return {
         "hotpotqa_train": [write_rows(folder / "train.jsonl", map(hotpotqa_row, range(20)))],
         "hotpotqa_test": [write_rows(folder / "test.jsonl", map(hotpotqa_row, range(15, 30)))],
@@ -94,30 +89,6 @@ def test_training_and_test_questions_are_disjoint_and_passages_are_cut(sources, 
     assert facts["answer_is_kept"] == {"hotpotqa": 0.0, "two_wiki": 0.0, "musique": 0.0}
 
 
-def test_the_drawn_questions_do_not_depend_on_the_order_of_rows(sources, tmp_path):
-    rows = read_rows(Path(sources["two_wiki_train"][0]))
-    random.Random(1).shuffle(rows)
-    shuffled = [write_rows(tmp_path / "shuffled.jsonl", rows)]
-    drawn = []
-    for number, files in enumerate((sources["two_wiki_train"], shuffled)):
-        given = sources | {"two_wiki_train": files, "two_wiki_test": files}
-        prepare_questions(QuestionArguments(**given, num_test=4), tmp_path / str(number))
-        drawn.append(questions_of(tmp_path / str(number), "two_wiki"))
-    assert drawn[0] == drawn[1]
-    assert len(drawn[0]) == 4
-
-
-def test_an_unreadable_file_is_reported_with_its_option(sources, tmp_path):
-    options = QuestionArguments(**(sources | {"musique_test": ["none.jsonl"]}))
-    with pytest.raises(DataError, match=r"--musique_test: none\.jsonl: cannot be read"):
-        prepare_questions(options, tmp_path)
-
-
-def test_cells_are_ordered_by_seed_after_the_warm_start():
-    cells = wanted_cells(["GRPO", "PPO"], [3, 5])
-    assert [cell.key for cell in cells] == ["warm-start", "grpo-3", "ppo-3", "grpo-5", "ppo-5"]
-
-
 def test_training_continues_until_the_budget_of_environment_steps_is_spent(tmp_path):
     options = PapersRealArguments(model="m", budget=1000, batch_size=10, work=str(tmp_path))
     runner = CellRunner(Grid(tmp_path), options)
@@ -125,19 +96,6 @@ def test_training_continues_until_the_budget_of_environment_steps_is_spent(tmp_p
     first = {"max_steps": 25, "environment_steps": 500}
     assert runner.next_max_steps([first]) == 50  # 20 steps a batch: 25 batches remain
     assert runner.next_max_steps([first, {"max_steps": 50, "environment_steps": 1001}]) is None
-
-
-@pytest.mark.parametrize(
-    ("written", "answer"),
-    [
-        ("\nThe answer is: Paris.\nIt is in France.", "Paris"),
-        ('Answer: "Paris"', "Paris"),
-        ("<answer>Paris</answer>", "Paris"),
-        ("", "unknown"),
-    ],
-)
-def test_naive_rag_extracts_the_answer_from_the_text(written, answer):
-    assert naive_rag.clean_answer(written) == answer
 
 
 @pytest.fixture

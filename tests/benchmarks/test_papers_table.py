@@ -2,20 +2,12 @@ import json
 from dataclasses import asdict
 from types import SimpleNamespace
 
-import gymnasium as gym
 import pytest
-from transformers import AutoModelForCausalLM
 
-from agent_trainers.policies.local import transformers_policy
-from agent_trainers.rollout.evaluation import evaluate_policy
 from benchmarks import papers_table
 from benchmarks.learning_run import (
-    LONG_HORIZON,
-    TINY_POLICY,
     EnvironmentStepBudget,
     LearningRun,
-    NaiveRAG,
-    load_tokenizer,
     run,
 )
 from benchmarks.papers_report import compare_rows
@@ -42,10 +34,7 @@ def test_comparisons_are_paired_and_corrected():
     assert "better with 10 of 10 seeds, p = 0.004" in first
     assert "no significant difference: +0.0 ± 0.0 points" in second
     assert "*grpo* beats *ppo*" in compare_rows(table, [("ppo", "grpo")])
-    few = compare_rows(rows(grpo=FALLING[:5], ppo=low[:5]), pairs)
-    # 2 of 32 flips are as extreme as five differences of one sign
-    assert "p = 0.062" in few
-    assert "5 seeds are too few" in few
+    assert "5 seeds are too few" in compare_rows(rows(grpo=FALLING[:5], ppo=low[:5]), pairs)
 
 
 def test_each_rate_is_tuned_with_the_same_budget_and_the_best_is_reported(tmp_path, monkeypatch):
@@ -106,20 +95,3 @@ def test_a_learning_run_trains_and_evaluates(tmp_path):
     assert result["curve"][-1][0] >= 8
     assert result["completion_tokens"] > 0
     assert json.loads((tmp_path / "result.json").read_text())["scores"] == result["scores"]
-
-
-def test_naive_rag_searches_once_with_the_question_and_then_answers():
-    model = AutoModelForCausalLM.from_pretrained(TINY_POLICY)
-    tokenizer = load_tokenizer()
-    rag = NaiveRAG(transformers_policy(model, tokenizer, max_new_tokens=24), tokenizer)
-    evaluation = evaluate_policy(lambda: gym.make(LONG_HORIZON, split="test"), rag, range(4))
-    for trajectory in evaluation.trajectories:
-        kinds = [transition.info["action"]["kind"] for transition in trajectory.transitions]
-        assert kinds == ["tool_call", "answer"] * 3
-        search, answer = trajectory.transitions[:2]
-        question = search.messages[-1]["content"]
-        assert question in search.action
-        assert answer.prompt_ids[: len(search.prompt_ids)] == search.prompt_ids
-        read = tokenizer.decode(answer.prompt_ids)
-        assert read.count(question) == 2  # the question, and the query
-        assert answer.messages[-1]["content"].split()[-2] in read
