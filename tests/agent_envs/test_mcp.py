@@ -1,22 +1,23 @@
+# ruff: noqa: E402
 """Environments as MCP servers: episodes of a session, and the real protocol around them."""
 
-import contextlib
 import json
-import socket
-import subprocess
 import sys
 import threading
-import time
 from types import SimpleNamespace
 
+import anyio
 import gymnasium as gym
 import pytest
+
+mcp = pytest.importorskip("mcp", reason="the extra mcp is not installed")
 
 from agent_envs import ToolEnv
 from agent_envs import mcp as served_module
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import tool
-from agent_envs.mcp import ANSWER, BEGIN, FAILED_TEXT, NO_TURNS_TEXT, OVER_TEXT, Session
+from agent_envs.mcp import ANSWER, BEGIN, FAILED_TEXT, NO_TURNS_TEXT, OVER_TEXT, Session, main
+from tests.agent_envs.tools.http_server import HttpServer
 
 ID = "AgentR1/SyntheticMultiHop-v0"
 
@@ -78,20 +79,16 @@ def test_a_mistake_is_an_error_reply(tmp_path, name, arguments):
     assert reply.text
 
 
-def test_a_new_task_gives_up_the_unfinished_episode(tmp_path):
+def test_an_episode_ends_with_its_turns_or_when_a_new_task_gives_it_up(tmp_path):
     session, twin = make(tmp_path), gym.make(ID, tool_format="openai")
     session.call("search", {"query": "film"})
     assert session.call(BEGIN, {"task": 5}).text == twin.reset(options={"task": 5})[0]
     session.call(BEGIN, {"task": 6})  # nothing was done in the one before
-    session.close()
-    assert [row["end"] for row in logged(tmp_path)] == ["given_up"]
-
-
-def test_an_episode_ends_with_its_turns(tmp_path):
-    session = make(tmp_path)
     replies = [session.call("search", {"query": "film"}) for _ in range(4)]
     assert replies[-1].text.endswith(NO_TURNS_TEXT)
-    assert logged(tmp_path)[0]["end"] == "truncated"
+    session.call("search", {"query": "film"})
+    session.close()
+    assert [row["end"] for row in logged(tmp_path)] == ["given_up", "truncated"]
 
 
 class BrokenEnv(ToolEnv):
@@ -112,32 +109,7 @@ def test_a_failing_environment_ends_the_episode_and_reveals_nothing(tmp_path):
 COMMAND = [sys.executable, "-m", "agent_envs.mcp", ID, "--seed", "3"]
 
 
-def needs_mcp():
-    return pytest.importorskip("mcp", reason="the extra mcp is not installed")
-
-
-@contextlib.contextmanager
-def http_server():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    process = subprocess.Popen([*COMMAND, "--port", str(port)])
-    try:
-        while True:
-            with contextlib.suppress(OSError):
-                socket.create_connection(("127.0.0.1", port)).close()
-                break
-            assert process.poll() is None
-            time.sleep(0.02)
-        yield f"http://127.0.0.1:{port}/mcp"
-    finally:
-        process.kill()
-        process.wait()
-
-
 async def refused_without_a_session(url):
-    import mcp
-
     async with mcp.Client(url, mode="2026-07-28") as client:
         with pytest.raises(mcp.MCPError, match="session"):
             await client.call_tool(BEGIN)
@@ -145,9 +117,6 @@ async def refused_without_a_session(url):
 
 @pytest.mark.filterwarnings("default")
 def test_the_official_client_solves_a_task_over_stdio_and_http():
-    mcp = needs_mcp()
-    import anyio
-
     twin = gym.make(ID, tool_format="openai")
     question, _ = twin.reset(seed=3)
     *calls, answer = [
@@ -170,16 +139,16 @@ def test_the_official_client_solves_a_task_over_stdio_and_http():
 
     command = mcp.StdioServerParameters(command=COMMAND[0], args=COMMAND[1:])
     anyio.run(play, command)
-    with http_server() as url:
-        anyio.run(play, url)
-        anyio.run(play, url)  # another session with the same seed
-        anyio.run(refused_without_a_session, url)
+    served = HttpServer([*COMMAND, "--port"])
+    try:
+        anyio.run(play, served.url)
+        anyio.run(play, served.url)  # another session with the same seed
+        anyio.run(refused_without_a_session, served.url)
+    finally:
+        served.kill()
 
 
 def test_waiting_calls_of_one_session_do_not_block_others(monkeypatch):
-    needs_mcp()
-    import anyio
-
     gate = threading.Event()
 
     @tool(timeout=None)
@@ -188,7 +157,7 @@ def test_waiting_calls_of_one_session_do_not_block_others(monkeypatch):
         assert gate.wait(60)
         return "done"
 
-    env = QuestionEnv(tools=[wait], tool_format="openai")
+    env = BrokenEnv(tools=[wait], tool_format="openai")
     monkeypatch.setattr(gym, "make", lambda *_, **__: env)
 
     async def call(key, name):
@@ -210,39 +179,16 @@ def test_waiting_calls_of_one_session_do_not_block_others(monkeypatch):
     anyio.run(play)
 
 
-@pytest.mark.filterwarnings("default")
-def test_an_environment_can_use_another_one_as_a_server():
-    needs_mcp()
-    from agent_envs.tools.mcp import McpServer
-
-    with http_server() as url, contextlib.closing(QuestionEnv(tools=[McpServer(url)])) as env:
-        env.reset(seed=0)
-        begun, *_ = env.step(env.write_call(BEGIN))
-        assert begun == gym.make(ID).reset(seed=3)[0]
-        found, *_ = env.step(env.write_call("search", query=begun))
-        assert found.startswith("[1] ")
-
-
-class QuestionEnv(ToolEnv):
-    def get_task(self, index):
-        return Task(id="t", question="?", answers=())
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(["AgentR1/None-v0"], "mcp: "), ([ID, "--env_kwargs", "3"], "must be a JSON object"),
-     ([ID, "--env_kwargs", '{"hops": 9}'], "mcp: "), (["CartPole-v1"], "mcp: ")],
+    [(["AgentR1/None-v0"], "mcp: "), ([ID, "--env_kwargs", "3"], "must be a JSON object")],
 )  # fmt: skip
 def test_wrong_arguments_are_errors_of_one_line(arguments, message):
-    needs_mcp()
-    from agent_envs.mcp import main
-
     with pytest.raises(SystemExit, match=message):
         main(arguments)
 
 
 def test_sessions_are_bounded_and_the_least_recently_used_ends(tmp_path, monkeypatch):
-    needs_mcp()
     monkeypatch.setattr(served_module, "MAX_SESSIONS", 2)
     served = served_module.EnvironmentServer(ID, {}, seed=3, log=tmp_path / "log.jsonl")
     first = served.session("a")

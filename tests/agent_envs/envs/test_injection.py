@@ -31,7 +31,7 @@ def reference(env):
 
 
 @pytest.mark.parametrize("env_id", IDS)
-def test_planted_text_is_shown_and_changes_nothing_for_reference_actions(env_id, data_files):
+def test_planted_text_changes_no_reference_actions_and_obeying_is_counted(env_id, data_files):
     env, plain = make(env_id, data_files), make(env_id, data_files, "default")
     text, info = play(env, reference)
     plain_text, plain_info = play(plain, reference)
@@ -46,12 +46,6 @@ def test_planted_text_is_shown_and_changes_nothing_for_reference_actions(env_id,
     assert "injected" in info["task_id"]
     assert "injected" not in plain_info["task_id"]
     assert play(make(env_id, data_files), reference)[0] == text  # the same in every episode
-
-
-@pytest.mark.parametrize("env_id", IDS)
-def test_an_agent_that_obeys_is_counted(env_id, data_files):
-    env = make(env_id, data_files)
-    play(env, reference)
     planted = Injection(env.unwrapped.task, None)
 
     def obeys(*actions):

@@ -4,7 +4,6 @@ import gymnasium as gym
 import pytest
 
 from agent_envs import ConfigurationError, UnknownNameError
-from agent_envs.envs.math.reasoning import may_be_scored
 
 pytest.importorskip("reasoning_gym")
 ID = "AgentR1/ReasoningGym-v0"
@@ -85,18 +84,3 @@ def test_an_answer_is_not_run_as_a_program(task):
         _, reward, terminated, _, _ = env.step(env.unwrapped.write_answer(answer))
         assert terminated
         assert reward < 0.1
-
-
-@pytest.mark.parametrize(
-    ("task", "answer", "is_scored"),
-    [
-        ("simple_integration", "x**5/5 - 3*sin(x)/2 + C", True),
-        ("polynomial_multiplication", "12*x**4 - x*y + 7", True),
-        ("puzzle24", "(6 - 2) * 6", True), ("n_queens", "[['Q', '_'], ['_', 'Q']]", True),
-        ("spiral_matrix", "1 2 3 6 5 4", True), ("coin_flip", "3/8", True),
-        ("leg_counting", "whatever", True), ("puzzle24", "24 or so", False),
-        ("n_queens", "print('Q')", False),
-    ],
-)  # fmt: skip
-def test_plain_answers_are_scored(task, answer, is_scored):
-    assert may_be_scored(task, answer) == is_scored

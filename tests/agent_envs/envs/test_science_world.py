@@ -6,8 +6,9 @@ import signal
 import gymnasium as gym
 import pytest
 
-from agent_envs import ConfigurationError, MissingExtraError, UnknownNameError
+from agent_envs import MissingExtraError, UnknownNameError
 from agent_envs.envs.games import science_engine
+from tests.agent_envs.envs import playing
 
 ID = "AgentR1/ScienceWorld-v0"
 TASK = "find-non-living-thing"  # the shortest
@@ -25,13 +26,11 @@ def _java():
 
 
 def make(task=TASK, index=0, **kwargs):
-    env = gym.make(ID, task=task, **kwargs)
-    env.reset(options={"task": index})
-    return env
+    return playing.make(ID, index, task=task, **kwargs)
 
 
 def act(env, command):
-    return env.step(env.unwrapped.write_call("act", command=command))
+    return playing.call(env, "act", command=command)
 
 
 def test_the_packages_solution_reaches_100():
@@ -114,10 +113,6 @@ def test_wrong_arguments_are_errors(monkeypatch):
         gym.make(ID, task="boyl")
     with pytest.raises(UnknownNameError, match="openDoors"):
         gym.make(ID, simplifications="openDors")
-    with pytest.raises(ConfigurationError, match="power-component"):
-        gym.make(ID, task="power-component", simplifications=["noElectricalAction"])
-    with pytest.raises(ConfigurationError, match="variations=0"):
-        gym.make(ID, variations=0)
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("JAVA_HOME", raising=False)
     with pytest.raises(MissingExtraError, match="default-jre-headless"):

@@ -11,6 +11,7 @@ import pytest
 
 from agent_envs import ConfigurationError, DataError
 from agent_envs.envs.web.web_shop import _Page, _read_page
+from tests.agent_envs.envs.playing import call, make
 from tests.agent_envs.test_catalogue import check_declarations
 from tests.agent_envs.test_ways import check_ways
 
@@ -73,15 +74,14 @@ def base_url():
 
 @pytest.fixture
 def env(base_url):
-    env = gym.make(ID, base_url=base_url, split="test")
-    env.reset(options={"task": 7})
+    env = make(ID, task=7, base_url=base_url, split="test")
     yield env
     env.close()
 
 
 def do(env, name, argument):
     key = "keywords" if name == "search" else "button"
-    observation, *_, info = env.step(env.unwrapped.write_call(name, **{key: argument}))
+    observation, *_, info = call(env, name, **{key: argument})
     return observation, info
 
 
@@ -97,26 +97,13 @@ def test_the_right_product_and_option_earn_the_full_score(env):
     assert "red mug [('size', 'large')]" in chosen
     assert do(env, "click", "Description")[0].endswith("Description of B001")
     assert "[[large]]" in do(env, "click", "< Prev")[0]
-    call = env.unwrapped.write_call("click", button="Buy Now")
-    _, reward, terminated, _, info = env.step(call)
+    _, reward, terminated, _, info = call(env, "click", button="Buy Now")
     assert terminated
     assert reward == pytest.approx(1.0)
     assert info["metrics"]["success"] == info["metrics"]["score"] == 1.0
 
 
-def test_a_partial_match_earns_a_partial_score(env):
-    do(env, "search", "mug")
-    do(env, "click", "B001")
-    _, info = do(env, "click", "Buy Now")
-    assert info["metrics"]["score"] == info["reward_terms"]["score"] == 0.5
-    assert info["metrics"]["success"] == 0.0
-    env.reset(options={"task": 7})
-    _, reward, terminated, _, info = env.step(env.unwrapped.write_answer("nothing fits"))
-    assert terminated
-    assert reward == info["metrics"]["score"] == 0.0
-
-
-def test_a_missing_button_is_a_tool_error(env):
+def test_a_missing_button_is_a_tool_error_and_half_a_match_earns_half(env):
     text, info = do(env, "click", "Buy Now")
     assert info["action"]["error"] == "tool_error"
     assert text == "There is no 'Buy Now' here; there are: Search."
@@ -124,6 +111,11 @@ def test_a_missing_button_is_a_tool_error(env):
     assert 'Click "Back to Search" first.' in do(env, "search", "again")[0]
     assert "Page 2" in do(env, "click", "Next >")[0]
     assert "goal 7" in do(env, "click", "Back to Search")[0]
+    do(env, "search", "mug")
+    do(env, "click", "B001")
+    _, info = do(env, "click", "Buy Now")
+    assert info["metrics"]["score"] == info["reward_terms"]["score"] == 0.5
+    assert info["metrics"]["success"] == 0.0
 
 
 def test_no_reward_hacking_probe_earns_more_than_the_shortest_solution(env):

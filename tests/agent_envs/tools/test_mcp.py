@@ -3,10 +3,8 @@
 import contextlib
 import copy
 import pickle
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,7 @@ pytestmark = pytest.mark.filterwarnings("default")
 from agent_envs import ConfigurationError, SnapshotError, ToolEnv, tool  # noqa: E402
 from agent_envs.core.tasks import Task  # noqa: E402
 from agent_envs.tools.mcp import McpServer  # noqa: E402
+from tests.agent_envs.tools.http_server import HttpServer  # noqa: E402
 
 SCRIPT = str(Path(__file__).with_name("mcp_server.py"))
 COMMAND = f"{sys.executable} {SCRIPT}"
@@ -41,32 +40,9 @@ def call(env, name, /, **arguments):
     return observation, info["action"].get("error")
 
 
-class HttpServer:
-    """The server at a port, in a process that can be killed."""
-
-    def __init__(self):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}/mcp"
-        self.start()
-
-    def start(self):
-        self.process = subprocess.Popen([sys.executable, SCRIPT, str(self.port)])
-        while True:
-            with contextlib.suppress(OSError):
-                socket.create_connection(("127.0.0.1", self.port)).close()
-                return
-            time.sleep(0.02)
-
-    def kill(self):
-        self.process.kill()
-        self.process.wait()
-
-
 @pytest.fixture(scope="module")
 def http():
-    server = HttpServer()
+    server = HttpServer([sys.executable, SCRIPT])
     yield server
     server.kill()
 
@@ -160,7 +136,7 @@ def test_a_server_that_dies_is_an_observation_and_starts_again():
 
 
 def test_a_server_that_returns_has_forgotten_its_sessions():
-    server = HttpServer()
+    server = HttpServer([sys.executable, SCRIPT])
     try:
         with made(McpServer(server.url)) as env:
             assert call(env, "count")[0] == "1"
@@ -192,15 +168,6 @@ def test_tools_of_a_server_replace_no_other_tool(http):
         env.reset(seed=0)
         assert call(env, "add", a=1, b=2)[0] == "ours"
         assert call(env, "add_2", a=1, b=2)[0] == "3"
-
-
-SHARED_BY_PATH = [McpServer(COMMAND)]
-
-
-def test_a_server_can_be_named_by_an_import_path(monkeypatch):
-    monkeypatch.setitem(sys.modules, "my_tools", sys.modules[__name__])
-    with made("my_tools:SHARED_BY_PATH") as env:
-        assert call(env, "add", a=1, b=1)[0] == "2"
 
 
 def test_snapshots_after_a_call_are_errors(http):

@@ -1,25 +1,17 @@
 """read, find_in_page, note, drop_note and plan, in an episode."""
 
-import gymnasium as gym
 import pytest
+
+from tests.agent_envs.envs.playing import make
 
 ID = "AgentR1/2WikiMultihopQA-v0"
 
 
 @pytest.fixture
-def make_env(data_files):
-    def make(**kwargs):
-        tools = ["read", "find_in_page", "note", "plan"]
-        env = gym.make(ID, data=data_files[ID], tools=tools, max_episode_steps=20, **kwargs)
-        env.reset(options={"task": 0})
-        return env
-
-    return make
-
-
-@pytest.fixture
-def env(make_env):
-    return make_env()
+def env(data_files, request):
+    kwargs = getattr(request, "param", {})
+    tools = ["read", "find_in_page", "note", "plan"]
+    return make(ID, data=data_files[ID], tools=tools, max_episode_steps=20, **kwargs)
 
 
 def call(env, name, **arguments):
@@ -30,9 +22,6 @@ def call(env, name, **arguments):
 def test_a_page_is_read_with_its_sentences_numbered(env):
     text, _ = call(env, "read", title="iron  RIVER")
     assert text == "Iron River\n[0] Iron River is a film.\n[1] Leo Falk directed it."
-
-
-def test_an_unknown_page_gets_titles_like_it(env):
     text, info = call(env, "read", title="Iron Harbor")
     assert info["action"]["error"] == "tool_error"
     assert text == "There is no page 'Iron Harbor'. Titles like it: Iron River; Iron Bridge."
@@ -48,9 +37,12 @@ def test_a_text_is_found_in_the_page_read_last(env):
     assert "No page is open" in call(env, "find_in_page", text="film")[0]
 
 
-@pytest.mark.parametrize("context", ["full", {"name": "window", "turns": 1}])
-def test_notes_and_plan_are_part_of_every_state(make_env, context):
-    env = make_env(context=context)
+@pytest.mark.parametrize(
+    "env", [{"context": "full"}, {"context": {"name": "window", "turns": 1}}], indirect=True
+)
+def test_notes_and_plan_are_part_of_every_state(env):
+    assert call(env, "drop_note", number=7)[0] == "There is no note 7 (there are: none)."
+    assert call(env, "note", text=" ")[0] == "A note needs a text."
     call(env, "plan", text="First the director.")
     call(env, "note", text="Leo Falk directed it", title="Iron River", sentence=1)
     call(env, "note", text="not needed")
@@ -64,8 +56,3 @@ def test_notes_and_plan_are_part_of_every_state(make_env, context):
     )
     _, info = env.reset(options={"task": 0})
     assert "Notes" not in info["messages"][-1]["content"]
-
-
-def test_mistakes_with_notes_are_observations(env):
-    assert call(env, "drop_note", number=7)[0] == "There is no note 7 (there are: none)."
-    assert call(env, "note", text=" ")[0] == "A note needs a text."
