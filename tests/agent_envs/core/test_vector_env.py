@@ -1,5 +1,4 @@
 import copy
-import itertools
 import logging
 import threading
 
@@ -10,7 +9,7 @@ from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import AutoresetMode
 
 from agent_envs import ENVIRONMENTS, Task, ToolEnv, tool
-from agent_envs.core.vector_env import ThreadVectorEnv, add_info
+from agent_envs.core.vector_env import ThreadVectorEnv
 from agent_envs.errors import ActionTypeError, ConfigurationError
 
 DISABLED = AutoresetMode.DISABLED
@@ -222,26 +221,3 @@ def test_closing_a_hanging_member_times_out(release, monkeypatch, caplog):
     envs.close()
     assert envs.closed
     assert "Member 1 was not closed: no result within 0.2 seconds" in caplog.text
-
-
-def at(column, number):
-    """Return what a batched info holds for a member."""
-    if not isinstance(column, dict):
-        return column[number]
-    return {
-        name: at(column[name], number)
-        for name in column
-        if not name.startswith("_") and column[f"_{name}"][number]
-    }
-
-
-def test_infos_of_any_type_can_be_read_back():
-    values = [None, True, 3, 10**30, 0.5, "x", [1], np.zeros(2), np.zeros(3), np.float32(1), {},
-              {"a": 1, "_a": 2, "__b": {"a": None}}, {"a": {"b": "x"}}]  # fmt: skip
-    for one, other in itertools.product(values, repeat=2):
-        infos = [{"p": one}, {"q": other}, {"p": other, "q": {"a": one}}, {}]
-        batched = {}
-        for number, info in enumerate(infos):
-            batched = add_info(batched, info, number, len(infos))
-        for number, info in enumerate(infos):
-            np.testing.assert_equal(at(batched, number), info)

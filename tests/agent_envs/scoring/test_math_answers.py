@@ -1,6 +1,5 @@
 import os
 
-import gymnasium as gym
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -72,13 +71,6 @@ def test_an_answer_that_says_two_things_is_none_of_them(one, other, several):
     # whatever else it may mean, such as a product, it is neither of the two
     assert not math_equal(answer, one)
     assert not math_equal(answer, other)
-
-
-def test_real_gold_answers_are_right_in_a_box_and_in_markdown(shared_data):
-    env = gym.make("AgentR1/MATH-v0", data=str(shared_data / "math500_test.jsonl")).unwrapped
-    golds = [env.get_task(index).answers[0] for index in range(env.num_tasks)]
-    forms = [r"\boxed{{{}}}", "**{}**", "The answer is \\boxed{{{}}}.", "`{}`", " {}\n"]
-    assert all(math_equal(form.format(gold), gold) for gold in golds for form in forms)
 
 
 def test_an_answer_that_takes_for_ever_is_wrong_and_the_next_is_judged(monkeypatch):

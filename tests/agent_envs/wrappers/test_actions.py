@@ -78,35 +78,3 @@ def test_both_sides_are_arrays_that_gymnasium_accepts(seed):
     ):
         env.action_space.seed(seed)
         check_env(env, skip_render_check=True)
-
-
-@pytest.mark.filterwarnings("default")
-def test_stable_baselines_checks_and_learns():
-    sb3 = pytest.importorskip("stable_baselines3", reason="make test-adapters installs it")
-    from stable_baselines3.common.env_checker import check_env as check
-
-    for env in (
-        MenuActions(tokens_env(), ["hm", "<answer>x</answer>"], size=3),
-        TokenActions(tokens_env(), decode, length=8, num_tokens=256),
-    ):
-        check(env)
-        model = sb3.PPO("MlpPolicy", env, n_steps=16, batch_size=16, n_epochs=1, device="cpu")
-        assert model.learn(32).num_timesteps == 32
-
-
-@pytest.mark.filterwarnings("default")
-def test_torchrl_checks_the_specs_and_rolls_out():
-    pytest.importorskip("torchrl", reason="make test-adapters installs it")
-    from torchrl.envs import GymWrapper
-    from torchrl.envs.utils import check_env_specs
-
-    import agent_envs.adapters.torchrl  # noqa: F401 - registers the conversion
-
-    for inner in (
-        gym.make(ID),
-        MenuActions(tokens_env(), ["hm", "<answer>x</answer>"], size=3),
-        TokenActions(tokens_env(), decode, length=8, num_tokens=256),
-    ):
-        env = GymWrapper(inner)
-        check_env_specs(env)
-        assert env.rollout(9)["next", "done"][-1]

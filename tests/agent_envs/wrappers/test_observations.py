@@ -2,7 +2,6 @@ import json
 
 import gymnasium as gym
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -89,15 +88,3 @@ def test_a_tokenizer_takes_no_text_for_a_special_token():
     tokens, *_, info = env.step("<|end|>")
     assert env.observation_space.high[0] == 256
     assert bytes(tokens.tolist()).rstrip(b"\0").decode() == render_messages(info["messages"])
-
-
-@pytest.mark.parametrize("wrap", [ConversationObservation, observe_bytes])
-def test_vector_environments_batch_them(wrap):
-    threaded = gym.make_vec(NAME, num_envs=2, member_wrappers=[wrap])
-    sync = gym.make_vec(NAME, num_envs=2, wrappers=[wrap], vectorization_mode="sync")
-    for envs in (threaded, sync):
-        envs.reset(seed=4)
-    ours, theirs = (envs.step(["a", "b"])[0] for envs in (threaded, sync))
-    np.testing.assert_array_equal(ours, theirs)
-    assert threaded.observation_space == sync.observation_space
-    threaded.close()
