@@ -1,6 +1,6 @@
-# ruff: noqa: E402
 """Environments as MCP servers: episodes of a session, and the real protocol around them."""
 
+import importlib.util
 import json
 import sys
 import threading
@@ -10,8 +10,6 @@ import anyio
 import gymnasium as gym
 import pytest
 
-mcp = pytest.importorskip("mcp", reason="the extra mcp is not installed")
-
 from agent_envs import ToolEnv
 from agent_envs import mcp as served_module
 from agent_envs.core.tasks import Task
@@ -20,6 +18,9 @@ from agent_envs.mcp import ANSWER, BEGIN, FAILED_TEXT, NO_TURNS_TEXT, OVER_TEXT,
 from tests.agent_envs.tools.http_server import HttpServer
 
 ID = "AgentR1/SyntheticMultiHop-v0"
+needs_mcp = pytest.mark.skipif(
+    importlib.util.find_spec("mcp") is None, reason="the extra mcp is not installed"
+)
 
 
 def make(tmp_path, env_id=ID, **kwargs):
@@ -110,13 +111,18 @@ COMMAND = [sys.executable, "-m", "agent_envs.mcp", ID, "--seed", "3"]
 
 
 async def refused_without_a_session(url):
+    import mcp
+
     async with mcp.Client(url, mode="2026-07-28") as client:
         with pytest.raises(mcp.MCPError, match="session"):
             await client.call_tool(BEGIN)
 
 
+@needs_mcp
 @pytest.mark.filterwarnings("default")
 def test_the_official_client_solves_a_task_over_stdio_and_http():
+    import mcp
+
     twin = gym.make(ID, tool_format="openai")
     question, _ = twin.reset(seed=3)
     *calls, answer = [
@@ -148,6 +154,7 @@ def test_the_official_client_solves_a_task_over_stdio_and_http():
         served.kill()
 
 
+@needs_mcp
 def test_waiting_calls_of_one_session_do_not_block_others(monkeypatch):
     gate = threading.Event()
 
@@ -179,6 +186,7 @@ def test_waiting_calls_of_one_session_do_not_block_others(monkeypatch):
     anyio.run(play)
 
 
+@needs_mcp
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [(["AgentR1/None-v0"], "mcp: "), ([ID, "--env_kwargs", "3"], "must be a JSON object")],
@@ -188,6 +196,7 @@ def test_wrong_arguments_are_errors_of_one_line(arguments, message):
         main(arguments)
 
 
+@needs_mcp
 def test_sessions_are_bounded_and_the_least_recently_used_ends(tmp_path, monkeypatch):
     monkeypatch.setattr(served_module, "MAX_SESSIONS", 2)
     served = served_module.EnvironmentServer(ID, {}, seed=3, log=tmp_path / "log.jsonl")
