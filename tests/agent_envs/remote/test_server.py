@@ -220,14 +220,14 @@ def test_a_client_cannot_read_the_answer(serve, client):
     assert send({"type": "reference_actions"})["data"]["code"] == "NOT_OFFERED"
 
 
-@pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer no"}, {"Authorization": "x"}])
-def test_clients_without_the_token_are_refused(serve, remote, headers, monkeypatch):
+def test_clients_without_the_token_and_web_pages_are_refused(serve, remote, monkeypatch):
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
     served = serve(MULTI_HOP, token="the/token")
-    assert status(served, **headers) == 401
     url = f"ws://127.0.0.1:{served.port}/ws"
-    with pytest.raises(InvalidStatus), connect(url, additional_headers=headers, proxy=None):
-        pass
+    for headers in ({}, {"Authorization": "Bearer no"}, {"Authorization": "x"}):
+        assert status(served, **headers) == 401
+        with pytest.raises(InvalidStatus):
+            connect(url, additional_headers=headers, proxy=None)
     assert served.num_open == 0
     with pytest.raises(ConfigurationError, match=f"requires a token: set {TOKEN_VARIABLE}"):
         gym.make("AgentR1/Remote-v0", url=served.url)
@@ -235,13 +235,9 @@ def test_clients_without_the_token_are_refused(serve, remote, headers, monkeypat
     remote(served).reset(seed=0)
     monkeypatch.delenv(TOKEN_VARIABLE)
     remote(f"http://user:the%2Ftoken@127.0.0.1:{served.port}").reset(seed=0)
-
-
-def test_web_pages_are_refused(serve):
-    """Browsers send an Origin header with requests of web pages."""
-    served = serve(MULTI_HOP)
-    assert status(served) == 200
-    assert status(served, Origin="https://evil.example") == 403
-    url = f"ws://127.0.0.1:{served.port}/ws"
-    with pytest.raises(InvalidStatus), connect(url, origin="https://evil.example", proxy=None):
-        pass
+    # Browsers send an Origin header with requests of web pages.
+    right = {"Authorization": "Bearer the/token"}
+    assert status(served, **right) == 200
+    assert status(served, **right, Origin="https://evil.example") == 403
+    with pytest.raises(InvalidStatus):
+        connect(url, additional_headers=right, origin="https://evil.example", proxy=None)

@@ -35,12 +35,11 @@ class TestEveryBackend:
     @pytest.mark.parametrize(
         ("query", "top_k", "expected"),
         [
-            pytest.param("capital of Norway", 1, ["Oslo"], id="best first"),
-            pytest.param("CAFE\u0301", 1, ["Café"], id="case and Unicode form"),
-            pytest.param("who were they", 1, ["The Who"], id="only stop words"),
-            pytest.param("city norway", 50, ["Bergen", "Oslo", "Porto"], id="fewer than top_k"),
-            pytest.param("xylophone", 3, [], id="unknown word"),
-            pytest.param("?!", 3, [], id="no word"),
+            ("capital of Norway", 1, ["Oslo"]),
+            ("CAFE\u0301", 1, ["Café"]),
+            ("who were they", 1, ["The Who"]),  # only stop words
+            ("city norway", 50, ["Bergen", "Oslo", "Porto"]),
+            ("xylophone ?!", 3, []),
         ],
     )
     def test_a_query_finds_the_best_passages(self, backend, query, top_k, expected):
