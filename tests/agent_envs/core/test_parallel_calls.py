@@ -143,38 +143,29 @@ def test_calls_of_one_turn_have_the_reward_of_single_calls(family):
         assert returns[0][1] == returns[1][1]
 
 
-def test_calls_run_concurrently():
-    together = threading.Barrier(4, timeout=10)
+def test_calls_run_concurrently_and_those_of_stateful_tools_in_order():
+    together, written = threading.Barrier(3, timeout=10), []
 
     @tool
     def meet(number: int) -> str:
         """Wait for the others."""
         together.wait()
-        time.sleep(0.02 * (4 - number))  # the last is ready first
+        time.sleep(0.02 * (3 - number))  # the last is ready first
         return str(number)
 
-    env = Shop(default_tools=[meet])
-    env.reset(seed=0)
-    *_, info = env.step(turn(env, *[("meet", {"number": i}) for i in range(4)]))
-    assert info["tool_results"] == ["0", "1", "2", "3"]
-
-
-def test_calls_of_stateful_tools_run_in_order():
-    written = []
-
     @tool(stateful=True)
-    def write(text: str, seconds: float) -> str:
+    def write(number: int) -> str:
         """Write."""
-        time.sleep(seconds)
-        written.append(text)
-        return text
+        time.sleep(0.02 * (3 - number))
+        written.append(number)
+        return str(number)
 
-    env = Shop(default_tools=[write])
+    env = Shop(default_tools=[meet, write])
     env.reset(seed=0)
-    pairs = [("a", 0.05), ("b", 0.0), ("c", 0.02)]
-    calls = [("write", {"text": text, "seconds": seconds}) for text, seconds in pairs]
-    *_, info = env.step(turn(env, *calls))
-    assert written == info["tool_results"] == ["a", "b", "c"]
+    for name in ("meet", "write"):
+        *_, info = env.step(turn(env, *[(name, {"number": i}) for i in range(3)]))
+        assert info["tool_results"] == ["0", "1", "2"]
+    assert written == [0, 1, 2]
 
 
 def test_a_call_after_the_end_of_the_task_is_not_run():

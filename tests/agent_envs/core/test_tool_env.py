@@ -7,10 +7,6 @@ from agent_envs.errors import ActionTypeError
 ID = "AgentR1/SyntheticMultiHop-v0"
 
 
-def search(query):
-    return f'<tool_call>{{"name": "search", "arguments": {{"query": "{query}"}}}}</tool_call>'
-
-
 @pytest.mark.parametrize("options", [{"task": -1}, {"task": 2**31}, {"task": "1"}, {"tsk": 1}])
 def test_an_impossible_task_is_refused(options):
     with pytest.raises(ConfigurationError):
@@ -25,17 +21,6 @@ def test_stepping_after_the_end_or_with_a_number_is_a_programming_error():
     env.step("<answer>x</answer>")
     with pytest.raises(gym.error.ResetNeeded):
         env.step("<answer>x</answer>")
-
-
-def test_a_custom_tool_replaces_one_with_its_name():
-    @tool(name="search")
-    def nothing(query: str) -> str:
-        """Find nothing."""
-        return "nothing"
-
-    env = gym.make(ID, tools=[nothing])
-    env.reset(seed=0)
-    assert env.step(search("x"))[0] == "nothing"
 
 
 def test_changing_info_does_not_change_the_environment():
@@ -66,6 +51,13 @@ def test_a_wrong_argument_is_named(kwargs, error, message):
         gym.make(ID, **kwargs)
 
 
-def test_a_system_prompt_can_be_replaced_or_left_out():
-    assert gym.make(ID, system_prompt="Hi").reset(seed=0)[1]["messages"][0]["content"] == "Hi"
+def test_tools_and_the_system_prompt_can_be_replaced():
+    @tool(name="search")
+    def nothing(query: str) -> str:
+        """Find nothing."""
+        return "nothing"
+
+    env = gym.make(ID, tools=[nothing], system_prompt="Hi")
+    assert env.reset(seed=0)[1]["messages"][0]["content"] == "Hi"
+    assert env.step(env.unwrapped.write_call("search", query="x"))[0] == "nothing"
     assert gym.make(ID, system_prompt="").reset(seed=0)[1]["messages"][0]["role"] == "user"
