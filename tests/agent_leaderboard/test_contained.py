@@ -2,9 +2,7 @@
 
 import dataclasses
 import inspect
-import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -41,12 +39,10 @@ def test_a_run_and_its_bundle_verify_in_a_child_process(small_run, small_data, t
 
 
 def test_verification_ends_at_its_time_limit(small_run, small_data):
-    began = time.monotonic()
     found = contained.verify(small_run, small_data, max_minutes=0.001)
     assert found.problems == [
         f"{small_run}: could not be verified: it took longer than 0.001 minutes"
     ]
-    assert time.monotonic() - began < 60
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
@@ -90,7 +86,7 @@ def is_running(pid):
         return False
 
 
-def test_the_child_limits_itself(monkeypatch):
+def test_the_child_limits_itself_and_reaches_no_other_machine(monkeypatch):
     limits = {}
     resource = pytest.importorskip("resource")
     monkeypatch.setattr(resource, "setrlimit", lambda kind, limit: limits.update({kind: limit[1]}))
@@ -98,9 +94,6 @@ def test_the_child_limits_itself(monkeypatch):
     assert limits[resource.RLIMIT_DATA] <= contained.MAX_MEMORY
     assert limits[resource.RLIMIT_CPU] <= 120
     assert limits[resource.RLIMIT_CORE] == 0
-
-
-def test_no_other_machine_is_reached():
     for address in (("192.0.2.1", 80), ("example.org", 443)):
         with pytest.raises(PermissionError, match="no network"):
             contained._refuse("socket.connect", (None, address))
@@ -139,14 +132,11 @@ def replaced_by_a_folder(path):
     "change", [replaced_by_a_pipe, replaced_by_a_link, replaced_by_a_socket, replaced_by_a_folder]
 )
 @pytest.mark.parametrize("name", ["results.parquet", "manifest.json", "tasks.json"])
-def test_only_regular_files_are_opened(copy, small_data, change, name):
+def test_only_regular_files_of_some_size_are_opened(copy, small_data, monkeypatch, change, name):
     change(copy / name)
     assert check_run(copy, small_data).problems == [f"{name}: is not a regular file"]
-
-
-def test_a_file_that_is_too_large_is_not_read(copy, monkeypatch):
-    monkeypatch.setattr(verify, "MAX_FILE_BYTES", 1_000)
-    assert "manifest.json: is too large" in check_run(copy).problems
+    monkeypatch.setattr(verify, "MAX_FILE_BYTES", 0)
+    assert any("is too large" in problem for problem in check_run(copy).problems)
 
 
 def test_results_that_expand_are_not_decoded(copy):
@@ -222,13 +212,13 @@ def test_no_file_outside_of_the_data_folder_is_read(copy, small_data, tmp_path):
     assert "field 'data': is" in problem
 
 
-def test_no_environment_is_led_to_a_server():
-    served = {
-        "WebShop": "base_url", "Remote": "url", "ALFWorld": "base_url", "HotpotQA": "retriever"
-    }  # fmt: skip
-    for name, argument in served.items():
-        kwargs = {argument: "http://127.0.0.1:8000"}
-        assert list(refused_arguments(f"AgentR1/{name}-v0", kwargs))
+def test_no_environment_is_led_to_a_server_and_the_published_arguments_are_allowed():
+    for name, argument in (("WebShop", "base_url"), ("Remote", "url"), ("ALFWorld", "base_url"),
+                           ("HotpotQA", "retriever")):  # fmt: skip
+        assert list(refused_arguments(f"AgentR1/{name}-v0", {argument: "http://127.0.0.1:8000"}))
+    configured = [one for path in PRESETS.values() for one in load_configs([path]).environments]
+    for record in (*published().environments, *configured):
+        assert list(refused_arguments(record.id, record.kwargs)) == []
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
@@ -245,12 +235,6 @@ def test_only_listed_arguments_are_allowed_and_all_own_arguments_are_listed(name
     for cls in env.__mro__[: env.__mro__.index(ToolEnv)]:
         taken = inspect.signature(vars(cls).get("__init__", object)).parameters.values()
         assert {each.name for each in taken if each.kind is each.KEYWORD_ONLY} <= known
-
-
-def test_the_published_arguments_are_allowed():
-    configured = [one for path in PRESETS.values() for one in load_configs([path]).environments]
-    for record in (*published().environments, *configured):
-        assert list(refused_arguments(record.id, record.kwargs)) == []
 
 
 def test_no_manifest_becomes_an_environment_without_the_allowlist(run_folder, data_folder):
@@ -282,6 +266,12 @@ def refused(path, tmp_path):
     (problem,) = contained.check(path, unpack_to=tmp_path / "out").problems
     assert not (tmp_path / "out").exists()
     return problem
+
+
+def test_what_is_not_a_zip_file_is_refused(tmp_path):
+    path = tmp_path / "text.zip"
+    path.write_text("no zip")
+    assert "is not a readable bundle" in refused(path, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -319,10 +309,3 @@ def test_a_bomb_a_link_and_a_false_size_are_refused(small_run, tmp_path):
     content[at : at + 4] = (7).to_bytes(4, "little")
     good.write_bytes(content)
     assert contained.check(good, unpack_to=tmp_path / "false").problems
-
-
-def test_what_is_not_a_zip_file_is_refused(tmp_path):
-    path = tmp_path / "text.zip"
-    path.write_text(json.dumps("no zip"))
-    assert "is not a readable bundle" in refused(path, tmp_path)
-    shutil.rmtree(tmp_path / "out", ignore_errors=True)

@@ -48,27 +48,10 @@ def test_a_function_is_called_for_each_turn_and_remembers_its_episode(tmp_path):
 
 
 def test_a_class_gets_its_settings_and_reports_usage(tmp_path):
-    made = run_acting(tmp_path, "Counting", "{prefix: n, concurrency: 3}")
-    for one in results_of(made):
+    for one in results_of(run_acting(tmp_path, "Counting", "{prefix: n, concurrency: 3}")):
         assert one.actions[-1] == "<answer> n3 </answer>"
         assert (one.calls, one.prompt_tokens) == (3, 30)
         assert one.money == pytest.approx((30 * 1 + 6 * 2) / 1e6)
-    (agent,) = read_run(made).manifest.agents
-    assert (agent.organisation, agent.licence, agent.url) == ("us", "MIT", None)
-
-
-@pytest.mark.parametrize(
-    ("name", "settings", "message"),
-    [
-        ("first_title", "{prefix: a}", "is a function, which takes no settings"),
-        ("Usage", "{}", r"neither a method 'act\(state\)' nor 'play'"),
-        ("Counting", "{concurrency: 0}", "must be a positive integer, not 0"),
-    ],
-)
-def test_an_invalid_agent_is_refused_before_any_episode(tmp_path, name, settings, message):
-    with pytest.raises(ConfigurationError, match=message):
-        run_acting(tmp_path, name, settings)
-    assert not (tmp_path / "run" / "manifest.json").exists()
 
 
 def test_a_turn_without_text_is_a_failure_with_the_reason(tmp_path):
@@ -93,19 +76,6 @@ def test_an_outage_pauses_a_run_and_failed_episodes_run_again(tmp_path, capsys):
     assert content_of(run_acting(again, "Failing", settings, tasks=9)) == whole
 
 
-def test_failed_episodes_of_a_complete_run_run_again(tmp_path):
-    flag = tmp_path / "flag"
-    flag.write_text("away")
-    settings = f"{{flag: '{flag}'}}"
-    made = run_acting(tmp_path, "Failing", settings)  # three failures are not an outage
-    assert (made / "checksums.json").exists()
-    assert not any(one.is_scored for one in results_of(made))
-    flag.write_text("back")
-    made = run_acting(tmp_path, "Failing", settings)
-    assert all(one.is_scored for one in results_of(made))
-    assert verify(made).problems == []
-
-
 # Agents that run whole episodes
 
 
@@ -115,7 +85,7 @@ def custom_run(tmp_path_factory):
     return run(load_configs([write_config(folder, CONFIG % KIND)]), folder / "run")
 
 
-def test_its_actions_are_replayed_and_its_code_stays_on_trust(custom_run):
+def test_its_actions_are_replayed_and_its_code_stays_on_trust(custom_run, tmp_path):
     found = read_run(custom_run)
     (agent,) = found.manifest.agents
     assert (agent.kind, agent.settings) == (KIND, {"prefix": "the "})
@@ -126,6 +96,9 @@ def test_its_actions_are_replayed_and_its_code_stays_on_trust(custom_run):
     assert verification.num_replayed == 3
     assert "mine: its code is its author's" in verification.summary()
     assert "mine (own code)" in make_markdown(summarise(found))
+    folder = shutil.copytree(custom_run, tmp_path / "run")
+    replace_text(folder / "manifest.json", KIND, "no_such_module:Agent")  # is never imported
+    assert verify(folder).problems == []
 
 
 def test_the_command_finds_an_agent_in_the_current_folder(custom_run, tmp_path):
@@ -144,22 +117,24 @@ def test_the_command_finds_an_agent_in_the_current_folder(custom_run, tmp_path):
     assert found == expected
 
 
+OWN = "tests.agent_leaderboard.outside.%s"
+
+
 @pytest.mark.parametrize(
-    ("kind", "message"),
+    ("kind", "settings", "message"),
     [
-        ("nowhere.agent:MyAgent", "ModuleNotFoundError: No module named 'nowhere'"),
-        (KIND.replace("FirstTitle", "LastTitle"), "has no attribute 'LastTitle'"),
-        (KIND.replace("FirstTitle", "Rollout"), "unexpected keyword argument 'prefix'"),
+        (OWN % "acting:first_title", "{prefix: a}", "is a function, which takes no settings"),
+        (OWN % "acting:Usage", "{}", r"neither a method 'act\(state\)' nor 'play'"),
+        (OWN % "acting:Counting", "{concurrency: 0}", "must be a positive integer, not 0"),
+        ("nowhere.agent:MyAgent", "{}", "ModuleNotFoundError: No module named 'nowhere'"),
+        (OWN % "titles:LastTitle", "{}", "has no attribute 'LastTitle'"),
+        (OWN % "titles:Rollout", "{prefix: a}", "unexpected keyword argument 'prefix'"),
     ],
 )
-def test_an_agent_that_cannot_be_made_is_refused_before_any_episode(tmp_path, kind, message):
-    config = load_configs([write_config(tmp_path, CONFIG % kind)])
+def test_an_agent_that_cannot_be_made_is_refused_before_any_episode(
+    tmp_path, kind, settings, message
+):
+    text = (CONFIG % kind).replace('{prefix: "the "}', settings)
     with pytest.raises(ConfigurationError, match=message):
-        run(config, tmp_path / "run")
+        run(load_configs([write_config(tmp_path, text)]), tmp_path / "run")
     assert not (tmp_path / "run" / "manifest.json").exists()
-
-
-def test_verification_never_imports_the_agents_of_a_manifest(custom_run, tmp_path):
-    folder = shutil.copytree(custom_run, tmp_path / "run")
-    replace_text(folder / "manifest.json", KIND, "no_such_module:Agent")
-    assert verify(folder).problems == []

@@ -23,13 +23,6 @@ from agent_trainers.trajectory import StopReason, Trajectory
 from tests.agent_leaderboard.runs import read_rows, write_config
 
 SEAL = Seal(b"k" * 32)
-BFCL = """
-protocol: {seed: 5}
-environments:
-  - {id: AgentR1/BFCL-v0, tasks: 2, optional: true, contamination: public}
-  - {id: AgentR1/SyntheticTable-v0, name: table, tasks: 1, contamination: none}
-agents: [{name: rules, kind: heuristic}]
-"""
 YES = "<answer>yes</answer>"
 TEXTS = st.lists(st.lists(st.text(max_size=300), max_size=3), min_size=1, max_size=3)
 
@@ -42,23 +35,24 @@ def test_a_sealed_episode_opens_to_the_same_text(texts, place):
     assert SEAL.close(texts, place) == closed
 
 
-def test_a_seal_opens_only_with_its_data_and_unchanged():
-    ((closed,),) = SEAL.close([[YES]], "here")
-    for text in (closed[:-4] + "AAA=", MARK, "yes", closed + "AAAA", MARK + "!"):
+((ONE,),) = SEAL.close([[YES]], "here")
+FIRST, SECOND = SEAL.close([["a", "b"], ["c"]], "here")
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        [[ONE[:-4] + "AAA="]], [[ONE + "AAAA"]], [[MARK]], [[MARK + "!"]], [["yes"]],
+        [FIRST], [FIRST, SECOND, []], [SECOND, FIRST], [FIRST[::-1], SECOND],
+        [FIRST[:1], [FIRST[1], *SECOND]],
+    ],
+)  # fmt: skip
+def test_sealed_text_opens_only_unchanged_and_in_its_place_and_order(forged):
+    other_data = Seal(b"j" * 32)
+    for seal, text, place in ((SEAL, forged, "here"), (SEAL, [FIRST, SECOND], "there"),
+                              (other_data, [FIRST, SECOND], "here")):  # fmt: skip
         with pytest.raises(DataError, match="not sealed with these data for this place, or was"):
-            SEAL.open([[text]], "here")
-    with pytest.raises(DataError, match="not sealed with these data"):
-        Seal(b"j" * 32).open([[closed]], "here")
-
-
-def test_sealed_text_opens_only_in_its_place_and_order():
-    first, second = SEAL.close([["a", "b"], ["c"]], "here")
-    for moved in ([first], [first, second, []], [second, first], [first[::-1], second],
-                  [first[:1], [first[1], *second]]):  # fmt: skip
-        with pytest.raises(DataError, match="for this place"):
-            SEAL.open(moved, "here")
-    with pytest.raises(DataError, match="for this place"):
-        SEAL.open([first, second], "there")
+            seal.open(text, place)
 
 
 def test_equal_texts_have_different_ciphertexts():
@@ -80,7 +74,6 @@ def test_padding_hides_lengths_up_to_a_power_of_two():
     short = [f"<answer>{x}</answer>" for x in ("no", "yes", "7", "123456", "x" * 90, "x" * 200)]
     assert len({size(text) for text in short}) == 1
     assert size("x" * MIN_BYTES) > size("")
-    assert len({size("x" * n) for n in range(MIN_BYTES, 8 * MIN_BYTES, 7)}) == 3
 
 
 @pytest.mark.parametrize(
@@ -101,19 +94,15 @@ def test_another_agent_at_the_same_task_is_another_place(small_run, change):
 
 
 def test_a_key_is_not_a_published_digest_and_depends_on_every_file(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"question": "?", "answer": "yes"}\n')
-    seal = data_seal([path])
-    assert seal.key != hashlib.sha256(path.read_bytes()).digest()
-    assert data_seal([path]) == seal
-    path.write_text('{"question": "?", "answer": "no"}\n')
-    assert data_seal([path]) != seal
     first, second, both = (tmp_path / name for name in ("first", "second", "both"))
     first.write_bytes(b"one")
     second.write_bytes(b"two")
     both.write_bytes(b"onetwo")
-    keys = [data_seal(files).key for files in ([first, second], [second, first], [both])]
-    assert len(set(keys)) == 3
+    assert data_seal([first]) == data_seal([first])
+    keys = [data_seal(files).key for files in ([first, second], [second, first], [both], [first])]
+    assert len({*keys, hashlib.sha256(b"one").digest()}) == 5
+    with pytest.raises(DataError, match="there are no data files"):
+        data_seal([])
 
 
 def test_nothing_of_a_sealed_run_can_be_guessed(small_run, small_data):
@@ -144,9 +133,6 @@ def test_nothing_of_a_sealed_run_can_be_guessed(small_run, small_data):
         assert str(row["question"]) not in published
 
 
-CONSTANT = "  - {name: NAME, kind: tests.agent_leaderboard.test_sealing:answer_yes}\n"
-
-
 def answer_yes(state):
     """Answer the same to every question."""
     return YES
@@ -157,7 +143,8 @@ def test_answers_cannot_be_counted_or_compared_across_agents_and_runs(tmp_path, 
     text = write_config(tmp_path).read_text().partition("agents:")[0]
     seen = Counter()
     for number, names in enumerate((("one", "two"), ("three", "four"))):
-        agents = "".join(CONSTANT.replace("NAME", name) for name in names)
+        kind = "tests.agent_leaderboard.test_sealing:answer_yes"
+        agents = "".join(f"  - {{name: {name}, kind: {kind}}}\n" for name in names)
         config = load_configs([write_config(tmp_path, f"{text}agents:\n{agents}")])
         config = config.choose(environments=["hotpotqa"])
         found = read_run(run(config, tmp_path / str(number), data=small_data))
@@ -182,7 +169,6 @@ def test_an_error_on_a_sealed_task_is_recorded_without_its_message():
         f"{stack}errors.DataError: no\nParis\nParis: is it": "errors.DataError",
         f"{stack}KeyError: 'Paris'\n\n{again}{stack}TimeoutError": "TimeoutError",
         f"At the action 'Paris':\n{stack}ValueError: {stack}": "ValueError",
-        "Paris": "environment_error",
         "Paris: it was": "environment_error",
     }  # fmt: skip
     for text, name in errors.items():
@@ -190,13 +176,6 @@ def test_an_error_on_a_sealed_task_is_recorded_without_its_message():
                             stop_reason=StopReason.ENVIRONMENT_ERROR, error=text)  # fmt: skip
         assert _error(failed, SEAL) == name
         assert _error(failed, Seal()) == text.splitlines()[-1]
-
-
-def test_public_text_is_not_sealed_and_no_data_make_no_key():
-    assert Seal().open(Seal().close([["as it is"]], ""), "") == [["as it is"]]
-    assert Seal().digest("x") == hashlib.sha256(b"x").hexdigest()
-    with pytest.raises(DataError, match="there are no data files"):
-        data_seal([])
 
 
 @pytest.mark.parametrize("name", DATA_PACKAGES)
@@ -210,19 +189,14 @@ def test_tasks_of_packages_are_sealed_by_their_files(name):
     assert all(data_path(file, None).is_file() for file in files)
 
 
-def test_without_its_package_an_environment_is_left_out_and_not_replayed(tmp_path, monkeypatch):
+def test_without_its_package_an_environment_is_not_replayed(small_run, monkeypatch):
     """As `verify` meets it: the environment says what to install."""
     from agent_envs.envs.functions import bfcl
 
     monkeypatch.setattr(bfcl.importlib.util, "find_spec", lambda name: None)
-    config = write_config(tmp_path, BFCL)
-    found = read_run(run(load_configs([config]), tmp_path / "run"))
-    manifest = found.manifest
-    assert [one.slug for one in manifest.environments] == ["table"]
-    (left_out,) = manifest.left_out
-    assert "pip install --no-deps bfcl-eval" in left_out.reason
+    found = read_run(small_run)
     claimed = dataclasses.replace(
-        manifest.environment("table"), slug="bfcl", id="AgentR1/BFCL-v0", kwargs={},
+        found.manifest.environment("table"), slug="bfcl", id="AgentR1/BFCL-v0", kwargs={},
         is_text_public=False,
     )  # fmt: skip
     with pytest.raises(MissingExtraError, match="needs bfcl-eval"):

@@ -25,9 +25,9 @@ class Model:
         return self.replies[len(self.asked) - 1]
 
 
-def run_agent(strategy, data_file, **kwargs):
+def run_agent(strategy, env_id="AgentR1/HotpotQA-v0", **kwargs):
     """Play the first task; return its trajectory."""
-    rollout = Rollout(lambda: gym.make("AgentR1/HotpotQA-v0", data=data_file, **kwargs), strategy)
+    rollout = Rollout(lambda: gym.make(env_id, **kwargs), strategy)
     spec = EpisodeSpec(task=0, seed=0, group_id="0", rng=np.random.default_rng(0))
     (trajectory,) = rollout.collect([spec])
     rollout.close()
@@ -39,48 +39,38 @@ def queries(trajectory):
     return [action["arguments"]["query"] for action in actions if action["kind"] == "tool_call"]
 
 
-def question_of(trajectory):
-    return trajectory.transitions[0].messages[-1]["content"]
-
-
-def answer_of(trajectory):
-    return trajectory.transitions[-1].info["action"]["answer"]
-
-
-def test_naive_rag_searches_once_with_the_question_and_takes_the_reply_as_the_answer(hotpot_file):
-    model = Model("Answer: Mara Quill")
-    trajectory = run_agent(SearchStrategy(model.policy, HERMES), hotpot_file)
-    assert queries(trajectory) == [question_of(trajectory)]
-    assert answer_of(trajectory) == "Mara Quill"
-    ((_, shown),) = model.asked
-    found = trajectory.transitions[0].info["tool_result"]
-    assert found in shown["content"]
-    assert question_of(trajectory) in shown["content"]
-
-
 @pytest.mark.parametrize("tool_format", TOOL_FORMATS)
 def test_strategies_act_in_the_environments_tool_format(tool_format, hotpot_file):
     strategy = SearchStrategy(Model("Mara Quill").policy, TOOL_FORMATS[tool_format])
-    trajectory = run_agent(strategy, hotpot_file, tool_format=tool_format)
-    assert [step.info["action"]["kind"] for step in trajectory.transitions] == [
-        "tool_call",
-        "answer",
-    ]
+    trajectory = run_agent(strategy, data=hotpot_file, tool_format=tool_format)
+    kinds = [step.info["action"]["kind"] for step in trajectory.transitions]
+    assert kinds == ["tool_call", "answer"]
 
 
-def test_iterative_rag_searches_with_its_last_answer_and_the_question(hotpot_file):
-    model = Model("It may be Dorn.", "Quill wrote it. So the answer is: Mara Quill.")
-    trajectory = run_agent(SearchStrategy(model.policy, HERMES, iterations=2), hotpot_file)
-    question = question_of(trajectory)
-    assert queries(trajectory) == [question, f"It may be Dorn. {question}"]
-    assert answer_of(trajectory) == "Mara Quill."
-    second = trajectory.transitions[1].info["tool_result"]
-    assert second in model.asked[1][-1]["content"]
+@pytest.mark.parametrize(
+    ("replies", "searched", "answer"),
+    [
+        (["Answer: Mara Quill"], ["{}"], "Mara Quill"),
+        (["It may be Dorn.", "Quill wrote it. So the answer is: Mara Quill."],
+         ["{}", "It may be Dorn. {}"], "Mara Quill."),
+    ],
+)  # fmt: skip
+def test_rag_searches_with_its_last_answer_and_the_question(hotpot_file, replies, searched, answer):
+    model = Model(*replies)
+    strategy = SearchStrategy(model.policy, HERMES, iterations=len(replies))
+    *searches, last = run_agent(strategy, data=hotpot_file).transitions
+    question = searches[0].messages[-1]["content"]
+    asked = [step.info["action"]["arguments"]["query"] for step in searches]
+    assert asked == [query.format(question) for query in searched]
+    assert last.info["action"]["answer"] == answer
+    for step, messages in zip(searches, model.asked, strict=True):
+        assert step.info["tool_result"] in messages[-1]["content"]
+        assert question in messages[-1]["content"]
 
 
 def test_an_empty_reply_is_a_mistake_and_the_model_is_asked_again(hotpot_file):
     model = Model("", "Mara Quill")
-    trajectory = run_agent(SearchStrategy(model.policy, HERMES), hotpot_file)
+    trajectory = run_agent(SearchStrategy(model.policy, HERMES), data=hotpot_file)
     kinds = [step.info["action"]["kind"] for step in trajectory.transitions]
     assert kinds == ["tool_call", "invalid", "answer"]
     assert model.asked[0] == model.asked[1]
@@ -88,14 +78,8 @@ def test_an_empty_reply_is_a_mistake_and_the_model_is_asked_again(hotpot_file):
 
 def test_each_question_of_an_episode_with_several_begins_anew():
     model = Model(*["x"] * 3)
-    rollout = Rollout(
-        lambda: gym.make("AgentR1/SyntheticLongHorizon-v0", split="test"),
-        SearchStrategy(model.policy, HERMES),
-    )
-    spec = EpisodeSpec(task=0, seed=0, group_id="0", rng=np.random.default_rng(0))
-    (trajectory,) = rollout.collect([spec])
-    rollout.close()
-    asked = queries(trajectory)
+    strategy = SearchStrategy(model.policy, HERMES)
+    asked = queries(run_agent(strategy, "AgentR1/SyntheticLongHorizon-v0", split="test"))
     assert len(set(asked)) == 3
     for query, messages in zip(asked, model.asked, strict=True):
         assert query in messages[-1]["content"]
