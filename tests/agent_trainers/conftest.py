@@ -1,6 +1,8 @@
 import pytest
 import torch
 
+from tests.agent_trainers.short_run import SETTINGS
+
 torch.set_num_threads(1)
 
 
@@ -32,25 +34,7 @@ def make_config(tmp_path):
     from agent_trainers.trainers.config import StepGRPOConfig
 
     def make(_kind=StepGRPOConfig, **changes):
-        settings = {
-            "output_dir": str(tmp_path / "run"),
-            "max_steps": 1,
-            "num_generations": 4,
-            "num_generations_eval": 1,
-            "per_device_train_batch_size": 8,
-            "per_device_eval_batch_size": 4,
-            "max_completion_length": 24,
-            "learning_rate": 1e-3,
-            "use_cpu": True,
-            "bf16": False,
-            "gradient_checkpointing": False,
-            "dataloader_pin_memory": False,
-            "logging_steps": 1,
-            "save_strategy": "no",
-            "report_to": "none",
-            "disable_tqdm": True,
-        }
-        return _kind(**(settings | changes))
+        return _kind(**(SETTINGS | {"output_dir": str(tmp_path / "run")} | changes))
 
     return make
 

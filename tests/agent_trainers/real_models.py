@@ -12,14 +12,7 @@ from transformers import (
 )
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-MARKUP = [
-    "<tool_call>",
-    "</tool_call>",
-    "<tool_response>",
-    "</tool_response>",
-    "<think>",
-    "</think>",
-]
+MARKUP = [f"<{end}{name}>" for name in ("tool_call", "tool_response", "think") for end in ("", "/")]
 TEXT = ["Answer the question. Search for what you need, one fact after the other."] * 20
 
 

@@ -2,10 +2,8 @@ import functools
 
 import gymnasium as gym
 import numpy as np
-import pytest
 from transformers import AutoTokenizer
 
-from agent_envs.errors import ConfigurationError
 from agent_trainers.cli import train
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.programs import ProgramTasks
@@ -67,23 +65,3 @@ def test_a_policy_for_a_program_knows_the_answers_of_its_oracle(tmp_path):
     (shown,) = source.demonstrate([0])
     assert [t.role for t in shown.transitions] == ["planner", "executor", "executor"]
     assert "$" in shown.transitions[0].action
-
-
-def test_an_oracle_without_success_is_reported_with_the_first_error():
-    tasks = ProgramTasks(workflows.plan_and_execute, [{"task": 0}])  # the row lacks its split
-    with pytest.raises(ConfigurationError, match=r"(?s)solves none of 1 tasks.*'split'"):
-        make.ProgramSource(tasks, workflows.oracle).demonstrate([0])
-
-
-def test_careless_turns_are_those_of_other_tasks_at_the_same_step():
-    correct = make.EnvironmentSource(functools.partial(gym.make, ID)).demonstrate(range(30))
-    changed = make.careless(correct, np.random.default_rng(0))
-    for step in range(3):
-        before = [t.transitions[step].completion_ids for t in correct]
-        after = [t.transitions[step].completion_ids for t in changed]
-        assert all(turn in before for turn in after)
-        assert 5 <= sum(a != b for a, b in zip(before, after, strict=True)) <= 25  # half of 30
-    for before, after in zip(correct, changed, strict=True):
-        assert [t.prompt_ids for t in before.transitions] == [
-            t.prompt_ids for t in after.transitions
-        ]

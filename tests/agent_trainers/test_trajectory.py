@@ -63,14 +63,14 @@ def test_what_was_written_is_read_back_bit_by_bit(tmp_path, suffix, trajectories
             assert a.logprobs.dtype == np.float32
 
 
-def trajectory(stop_reason=StopReason.ANSWERED, metrics=None):
+def trajectory():
     transition = Transition(
         messages=[], prompt_ids=[1], completion_ids=[2], logprobs=np.zeros(1, np.float32),
         action="", reward=0.5, reward_terms={}, terminated=True, truncated=False, info={},
     )  # fmt: skip
     return Trajectory(
-        task_id="t", group_id="g", transitions=[transition, transition], metrics=metrics or {},
-        timings={}, stop_reason=stop_reason, error=None,
+        task_id="t", group_id="g", transitions=[transition], metrics={}, timings={},
+        stop_reason=StopReason.ANSWERED, error=None,
     )  # fmt: skip
 
 
@@ -87,14 +87,6 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
         save_trajectories(path, broken())
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
-
-
-def test_return_success_and_whether_it_can_be_scored_come_from_rewards_metrics_and_end():
-    assert trajectory().return_ == 1.0
-    assert trajectory(metrics={"success": 1.0}).success
-    assert not trajectory().success
-    assert trajectory(StopReason.TURN_LIMIT).is_scorable
-    assert not trajectory(StopReason.ENVIRONMENT_ERROR).is_scorable
 
 
 def test_another_file_or_row_is_refused(tmp_path):

@@ -2,7 +2,7 @@
 
 import sys
 import types
-from dataclasses import dataclass
+from types import SimpleNamespace
 
 from transformers import AutoTokenizer
 
@@ -10,21 +10,6 @@ from agent_trainers import TINY_POLICY
 
 TOKENIZER = AutoTokenizer.from_pretrained(TINY_POLICY)
 WORDS = TOKENIZER("<answer>", add_special_tokens=False).input_ids
-
-
-@dataclass
-class SamplingParams:
-    max_tokens: int
-    temperature: float
-    top_p: float
-    seed: int
-    logprobs: int
-    stop_token_ids: list
-
-
-@dataclass
-class Logprob:
-    logprob: float
 
 
 class LLM:
@@ -39,21 +24,19 @@ class LLM:
         self.calls.append((prompts, sampling_params))
         outputs = []
         for i in range(len(prompts)):
-            ids = [*WORDS, TOKENIZER.eos_token_id] if i != 1 else list(WORDS)
-            output = types.SimpleNamespace(
-                token_ids=tuple(ids),
-                logprobs=[{token: Logprob(-0.5)} for token in ids],
-                finish_reason="stop" if i != 1 else "length",
-            )
-            outputs.append(types.SimpleNamespace(outputs=[output]))
+            ids = (*WORDS, TOKENIZER.eos_token_id) if i != 1 else tuple(WORDS)
+            logprobs = [{token: SimpleNamespace(logprob=-0.5)} for token in ids]
+            reason = "stop" if i != 1 else "length"
+            output = SimpleNamespace(token_ids=ids, logprobs=logprobs, finish_reason=reason)
+            outputs.append(SimpleNamespace(outputs=[output]))
         return outputs
 
 
 def install_vllm(monkeypatch):
     """Put the stand-in in the package's place; return its engine, which remembers its calls."""
     module = types.ModuleType("vllm")
-    module.LLM, module.SamplingParams = LLM, SamplingParams
-    module.__spec__ = types.SimpleNamespace(name="vllm")
+    module.LLM, module.SamplingParams = LLM, SimpleNamespace
+    module.__spec__ = SimpleNamespace(name="vllm")
     monkeypatch.setitem(sys.modules, "vllm", module)
     monkeypatch.setattr(LLM, "calls", [])
     return LLM

@@ -11,7 +11,6 @@ import queue
 import threading
 import time
 import zlib
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from unittest import mock
 
 import numpy as np
@@ -19,6 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from agent_trainers.policies.sampling import SamplingSettings, sample
+from tests.agent_trainers.chat_server import Reply, json_server, refuses
 
 SERVER_INFO = {
     "weight_transfer_config": {"backend": "nccl"},
@@ -112,45 +112,18 @@ def choice(prompt, completion):
 def serving(stand_in):
     """Serve on a free port of this machine; yields the address."""
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    def answer(path, body, _):
+        if body is None:
+            return Reply(stand_in.get(path))
+        if path == "/v1/completions" and stand_in.faults:
+            fault = stand_in.faults.pop(0)
+            if isinstance(fault, int):
+                return refuses(fault, "not now")
+            time.sleep(fault)
+        return Reply(stand_in.post(path, body))
 
-        def do_GET(self):
-            self._answer(stand_in.get(self.path.split("?")[0]))
-
-        def do_POST(self):
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            path = self.path.split("?")[0]
-            if path == "/v1/completions" and stand_in.faults:
-                fault = stand_in.faults.pop(0)
-                if isinstance(fault, int):
-                    self._answer({"error": {"message": "not now"}}, fault)
-                    return
-                time.sleep(fault)
-            self._answer(stand_in.post(path, json.loads(body or b"{}")))
-
-        def _answer(self, value, status=200):
-            data = json.dumps(value).encode()
-            self.send_response(status)
-            self.send_header("retry-after-ms", "1")
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *arguments):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with json_server(answer) as url:
+        yield url
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from agent_trainers.batching.collate import collate, num_rows_per_process, pad_like, trim
+from agent_trainers.batching.collate import collate, num_rows_per_process, trim
 from agent_trainers.batching.rows import Row, padding_row
 
 # two actions, an observation, two more steps
@@ -40,8 +40,3 @@ def test_token_ids_stay_the_integers_that_they_are():
     assert batch["completion_ids"].tolist() == [[large, 1], [large, large]]
     integers = {name for name, tensor in batch.items() if tensor.dtype == torch.int64}
     assert set(batch) - integers == {"sampling_per_token_logps"}
-
-
-def test_values_of_tokens_are_zero_for_padding_and_padding_rows():
-    padded = pad_like([[0.5], [1.5, 2.5]], torch.zeros(3, 3))
-    assert padded.tolist() == [[0.5, 0, 0], [1.5, 2.5, 0], [0, 0, 0]]

@@ -3,12 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_trainers.batching.collate import collate
-from agent_trainers.batching.micro_batch import (
-    pack,
-    pick_rows,
-    select_rows,
-    split_into_micro_batches,
-)
+from agent_trainers.batching.micro_batch import pick_rows, select_rows, split_into_micro_batches
 from agent_trainers.batching.rows import Row
 
 
@@ -46,19 +41,6 @@ def test_micro_batches_hold_every_row_once_and_equal_rows_together(completions, 
         assert all(i in part for i, ids in enumerate(completions) if tuple(ids) in inside)
         tokens = select_rows(batch, part).forwarded["completion_ids"].numel() + 2 * len(inside)
         assert tokens <= max_tokens or len(inside) == 1
-
-
-@given(
-    lengths=st.lists(st.tuples(st.integers(1, 50), st.integers(1, 50)), min_size=1, max_size=40),
-    max_tokens=st.integers(1, 500),
-)
-def test_packed_rows_are_there_once_and_keep_to_the_token_budget(lengths, max_tokens):
-    prompts, completions = zip(*lengths, strict=True)
-    packed = pack(prompts, completions, max_rows=1, max_tokens=max_tokens)
-    assert sorted(row for rows in packed for row in rows) == list(range(len(lengths)))
-    for rows in packed:
-        width = max(prompts[i] for i in rows) + max(completions[i] for i in rows)
-        assert len(rows) == 1 or len(rows) * width <= max_tokens
 
 
 def test_gradients_of_rows_picked_often_add_up_to_the_same_bits_every_time():

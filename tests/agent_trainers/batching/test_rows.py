@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from agent_trainers.batching.per_token import DENOMINATORS, loss_weights
-from agent_trainers.batching.rows import CHANGED, UNMERGED, make_rows
+from agent_trainers.batching.rows import make_rows
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
 
 
@@ -34,13 +34,6 @@ def test_steps_that_extend_each_other_become_one_row():
     assert row.is_action == row.is_trained == [True, True, False, True, True]
     assert row.steps == [0, 0, 0, 1, 2]
     assert row.logprobs == [0.0, 1.0, 0.0, 0.0, 0.0]
-
-
-def test_a_row_per_step_on_request():
-    rows = make_rows(EXTENDING, merge=False)
-    assert [row.prompt_ids for row in rows] == [[1, 2], [1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6]]
-    assert [row.completion_ids for row in rows] == [[3, 4], [6], [7]]
-    assert [row.steps for row in rows] == [[0, 0], [1], [2]]
 
 
 @pytest.mark.parametrize(
@@ -80,14 +73,3 @@ def test_weights_are_the_same_for_merged_rows(denominator):
     separate = loss_weights(make_rows(EXTENDING, merge=False), denominator)
     assert merged[[0, 1, 3, 4]].tolist() == np.concatenate(separate).tolist()
     assert merged[2] == 0.0
-
-
-def test_a_row_that_begins_in_the_midst_says_why():
-    first, second = step([1, 2], [3]), step([1, 9], [4])
-    assert [row.fork_reason for row in make_rows(episode(first, second))] == [None, CHANGED]
-    first.info["context"] = {"reason": "kept the last 1 turns"}
-    (_, forked) = make_rows(episode(first, second))
-    assert forked.fork_reason == "the context policy changed it: kept the last 1 turns"
-    extending = step([1, 2, 3, 5], [6])
-    (_, unmerged) = make_rows(episode(step([1, 2], [3]), extending), merge=False)
-    assert unmerged.fork_reason == UNMERGED

@@ -198,6 +198,12 @@ def fast(model, *, tags=(), normalizer=None, pre_tokenizer=None):
 LETTERS = [*"?<>/|_ abcdefghijklmnopqrstuvwxyz"]
 
 
+def by_letters(normalizer):
+    letters = models.WordLevel({t: i for i, t in enumerate(LETTERS)}, unk_token="?")
+    split = pre_tokenizers.Split("", "isolated")
+    return fast(letters, tags=["<call>"], normalizer=normalizer, pre_tokenizer=split)
+
+
 @pytest.mark.parametrize(
     ("tokenizer", "text"),
     [
@@ -209,18 +215,8 @@ LETTERS = [*"?<>/|_ abcdefghijklmnopqrstuvwxyz"]
             "a </s> s",
         ),
         # the normaliser makes a token of other characters
-        (
-            fast(models.WordLevel({t: i for i, t in enumerate(LETTERS)}, unk_token="?"),
-                 tags=["<call>"], normalizer=normalizers.NFKC(),
-                 pre_tokenizer=pre_tokenizers.Split("", "isolated")),
-            "a \uff1ccall\uff1e b",
-        ),
-        (
-            fast(models.WordLevel({t: i for i, t in enumerate(LETTERS)}, unk_token="?"),
-                 tags=["<call>"], normalizer=normalizers.Lowercase(),
-                 pre_tokenizer=pre_tokenizers.Split("", "isolated")),
-            "a <CALL> b",
-        ),
+        (by_letters(normalizers.NFKC()), "a \uff1ccall\uff1e b"),
+        (by_letters(normalizers.Lowercase()), "a <CALL> b"),
     ],
 )  # fmt: skip
 def test_neither_vocabulary_nor_normaliser_make_control_tokens(tokenizer, text):

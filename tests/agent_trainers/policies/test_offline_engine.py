@@ -16,12 +16,9 @@ def engine(monkeypatch):
 
 def request(text, seed=0):
     return GenerationRequest(
-        episode_id=0,
-        messages=[{"role": "user", "content": text}],
-        tools=None,
-        previous=None,
+        episode_id=0, messages=[{"role": "user", "content": text}], tools=None, previous=None,
         rng=np.random.default_rng(seed),
-    )
+    )  # fmt: skip
 
 
 def test_turns_are_sampled_on_token_ids_with_a_seed_of_each_episode(engine):

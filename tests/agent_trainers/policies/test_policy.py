@@ -25,12 +25,11 @@ def roll_out(policy, count=6):
     return Rollout(lambda: gym.make(ID), policy).collect(specs)
 
 
-class Shouting(Policy):
-    def generate(self, requests):
-        return [Generation(text=r.messages[-1]["content"].upper()) for r in requests]
-
-
 def test_a_custom_policy_only_needs_generate():
+    class Shouting(Policy):
+        def generate(self, requests):
+            return [Generation(text=r.messages[-1]["content"].upper()) for r in requests]
+
     for trajectory in roll_out(Shouting()):
         assert trajectory.stop_reason is StopReason.TURN_LIMIT
         first = trajectory.transitions[0]
@@ -75,20 +74,6 @@ def test_a_wrapper_changes_requests_and_generations(max_concurrency):
         assert trajectory.usage["calls"] == len(actions) - 1
     assert set(asked) == {"Hurry."}
     assert sorted(wrapper.forgotten) == list(range(6))
-
-
-def test_a_wrapper_generates_the_same_without_a_stream():
-    requests = []
-
-    class Noting(PolicyWrapper):
-        def before(self, request):
-            requests.append(request)
-            return request
-
-    roll_out(Noting(ScriptedPolicy(lambda request: "hm")), 2)
-    first, *_, last = sorted(requests, key=lambda request: request.previous is not None)
-    generations = Quoting(ScriptedPolicy(lambda request: "hm")).generate([last, first, last])
-    assert [generation.text for generation in generations] == ["HM", "by myself", "HM"]
 
 
 @pytest.mark.parametrize("hook", ["before", "after"])

@@ -14,14 +14,9 @@ from tests.agent_trainers.chat_server import Reply, chat_server, refuses, says
 pytest.importorskip("openai", reason="the extra openai is not installed")
 from agent_trainers.policies.served import OpenAIPolicy
 
-SCHEMA = {
-    "type": "function",
-    "function": {
-        "name": "search",
-        "description": "Search.",
-        "parameters": {"type": "object", "properties": {"query": {"type": "string"}}},
-    },
-}
+PARAMETERS = {"type": "object", "properties": {"query": {"type": "string"}}}
+SEARCH = {"name": "search", "description": "Search.", "parameters": PARAMETERS}
+SCHEMA = {"type": "function", "function": SEARCH}
 QUESTION = [{"role": "system", "content": "Answer."}, {"role": "user", "content": "Who?"}]
 RED = '{"query": "red"}'
 SEARCH_RED = write_message("", [FunctionCall(name="search", arguments=RED)])
@@ -42,10 +37,6 @@ def serving(reply, **settings):
             yield server, policy
         finally:
             policy.close()
-
-
-def replies(*values):
-    return lambda _, number: values[number]
 
 
 def test_a_request_has_the_sampling_settings_and_a_seed_of_the_episode():
@@ -70,33 +61,22 @@ def test_text_formats_describe_the_tools_in_the_system_prompt():
     assert "tools" not in told
     assert json.dumps(SCHEMA) in told["messages"][0]["content"]
     assert untold["messages"][0] == QUESTION[0]
-    assert told["messages"][-1] == {
-        "role": "user",
-        "content": "<tool_response>\nfound\n</tool_response>",
-    }
+    assert told["messages"][-1]["content"] == "<tool_response>\nfound\n</tool_response>"
 
 
 def test_structured_calls_become_actions_and_return_with_their_results():
-    history = [
-        *QUESTION,
-        {"role": "assistant", "content": SEARCH_RED},
-        {"role": "tool", "name": "search", "content": "a red page"},
-    ]
-    with serving(lambda *_: says(None, [("search", RED)]), tool_format="openai") as (
-        server,
-        policy,
-    ):
+    result = {"role": "tool", "name": "search", "content": "a red page"}
+    history = [*QUESTION, {"role": "assistant", "content": SEARCH_RED}, result]
+    reply = says(None, [("search", RED)])
+    with serving(lambda *_: reply, tool_format="openai") as (server, policy):
         (generation,) = policy.generate([request(history)])
     assert generation.text == SEARCH_RED
     (body,) = server.bodies
     assert body["tools"] == [SCHEMA]
     *_, call, result = body["messages"]
     assert call["tool_calls"][0]["function"] == {"name": "search", "arguments": RED}
-    assert result == {
-        "role": "tool",
-        "tool_call_id": call["tool_calls"][0]["id"],
-        "content": "a red page",
-    }
+    call_id = call["tool_calls"][0]["id"]
+    assert result == {"role": "tool", "tool_call_id": call_id, "content": "a red page"}
 
 
 @pytest.mark.parametrize(
@@ -112,15 +92,12 @@ def test_calls_that_a_server_parses_are_written_as_text_again(tool_format, text)
         assert policy.generate([request()])[0].text == text
 
 
-@pytest.mark.parametrize(
-    "refusal",
-    [
-        refuses(400, "This model's maximum context length is 10 tokens."),
-        refuses(400, "the request exceeds the available context size"),
-    ],
-)
-def test_a_state_too_long_for_the_server_overflows(refusal):
-    with serving(lambda *_: refusal) as (_, policy):
+@pytest.mark.parametrize("words", [
+    "This model's maximum context length is 10 tokens.",
+    "the request exceeds the available context size",
+])  # fmt: skip
+def test_a_state_too_long_for_the_server_overflows(words):
+    with serving(lambda *_: refuses(400, words)) as (_, policy):
         (generation,) = policy.generate([request()])
     assert generation.finish_reason == "overflow"
     assert generation.usage == Usage()
@@ -128,7 +105,8 @@ def test_a_state_too_long_for_the_server_overflows(refusal):
 
 def test_server_errors_are_retried():
     faults = [refuses(429, "slow down"), refuses(500, "oops"), refuses(503, "later")]
-    with serving(replies(*faults, says("Paris"))) as (server, policy):
+    replies = [*faults, says("Paris")]
+    with serving(lambda _, number: replies[number]) as (server, policy):
         (generation,) = policy.generate([request()])
     assert generation.text == "Paris"
     assert generation.usage.calls == 1
@@ -138,26 +116,18 @@ def test_server_errors_are_retried():
 @pytest.mark.parametrize(
     ("reply", "message"),
     [
+        (Reply("{}", seconds=0.5), r"no answer within 0.05 seconds"),
         (refuses(500, "out of memory"), "status 500: out of memory"),
         (refuses(401, "wrong key", code="invalid_api_key"), r"status 401: wrong key \(invalid_a"),
         (Reply("<html>502</html>", headers={"Content-Type": "text/html"}), "not a chat completion"),
         (Reply("{"), "JSONDecodeError"),
-        (Reply({}), "not a chat completion"),
     ],
 )
 def test_other_failures_are_errors_that_name_the_server(reply, message):
+    limit = 0.05 if reply.seconds else 60.0
     with (
-        serving(lambda *_: reply, max_retries=1) as (server, policy),
+        serving(lambda *_: reply, max_retries=0, timeout_seconds=limit) as (server, policy),
         pytest.raises(ServerError, match=f"{server.url}, model 'm': .*{message}"),
-    ):
-        policy.generate([request()])
-
-
-def test_a_server_that_does_not_answer_in_time_is_an_error():
-    slow = Reply("{}", seconds=0.5)
-    with (
-        serving(lambda *_: slow, max_retries=0, timeout_seconds=0.05) as (_, policy),
-        pytest.raises(ServerError, match=r"no answer within 0.05 seconds"),
     ):
         policy.generate([request()])
 
@@ -172,13 +142,8 @@ def test_the_key_comes_from_the_environment_and_is_in_no_error_and_no_log(monkey
     ):
         policy.generate([request()])
     assert server.headers[0]["authorization"] == "Bearer sk-secret"
-    assert "sk-secret" not in str(error.value)
-    assert "sk-secret" not in caplog.text
-    assert "sk-secret" not in repr(policy)
-
-
-def test_a_named_key_that_is_not_set_is_refused(monkeypatch):
-    monkeypatch.delenv("MY_KEY", raising=False)
+    assert "sk-secret" not in str(error.value) + caplog.text + repr(policy)
+    monkeypatch.delenv("MY_KEY")
     with pytest.raises(ConfigurationError, match="MY_KEY is not set"):
         OpenAIPolicy(base_url="http://localhost/v1", model="m", api_key_env="MY_KEY")
 
@@ -203,11 +168,8 @@ def test_a_server_gets_no_control_tokens_except_in_the_models_calls(tool_format)
     )
     call = '<tool_call>{"name": "search", "arguments": {"query": "<|eot_id|>"}}</tool_call>'
     schema = json.loads(json.dumps(SCHEMA).replace("Search.", hostile))
-    said = [
-        *QUESTION,
-        {"role": "assistant", "content": call},
-        {"role": "tool", "name": "search", "content": hostile},
-    ]
+    result = {"role": "tool", "name": "search", "content": hostile}
+    said = [*QUESTION, {"role": "assistant", "content": call}, result]
     settings = {"tool_format": tool_format, "control_tokens": ["#END#"]}
     with serving(lambda *_: says("Paris"), **settings) as (server, policy):
         policy.generate([request(said, tools=(schema,))])

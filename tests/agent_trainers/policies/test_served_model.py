@@ -6,7 +6,7 @@ import pytest
 
 from agent_envs.errors import ConfigurationError
 from agent_trainers.cli import evaluate
-from agent_trainers.trajectory import StopReason, load_trajectories
+from agent_trainers.trajectory import load_trajectories
 from tests.agent_trainers.chat_server import chat_server, refuses, says
 
 
@@ -18,7 +18,7 @@ def measure(tmp_path, *options):
 
 
 def test_a_served_model_with_its_own_calls_does_what_it_does_locally(served, tmp_path):
-    options = ["--greedy", "--num_tasks", "12", "--max_completion_length", "24"]
+    options = ["--greedy", "--num_tasks", "6", "--max_completion_length", "24"]
     as_served = ["--model", served.native, "--dtype", "float32"]
     local, local_episodes = measure(tmp_path, *as_served, *options)
     server = ["--base_url", served.url, "--model", served.native, "--tool_format", "openai"]
@@ -36,16 +36,14 @@ def test_a_served_model_with_its_own_calls_does_what_it_does_locally(served, tmp
         assert episode.usage == local_episode.usage
 
 
-@pytest.mark.parametrize("tool_format", ["hermes", "react"])
-def test_a_served_model_makes_calls_as_text(served, tmp_path, tool_format):
+def test_a_served_model_makes_calls_as_text(served, tmp_path):
     result, episodes = measure(
-        tmp_path, "--base_url", served.url, "--model", served.text, "--tool_format", tool_format,
-        "--num_tasks", "2", "--samples_per_task", "2", "--max_completion_length", "16",
+        tmp_path, "--base_url", served.url, "--model", served.text, "--tool_format", "hermes",
+        "--num_tasks", "1", "--samples_per_task", "2", "--max_completion_length", "16",
     )  # fmt: skip
     assert result["num_failed"] == 0
     assert result["usage"]["calls"] == sum(len(e.transitions) for e in episodes)
-    assert result["usage"]["prompt_tokens"] > 0
-    assert len(episodes) == 4
+    assert len(episodes) == 2
 
 
 def test_a_server_error_fails_only_its_episode(tmp_path, capsys):
@@ -65,11 +63,7 @@ def test_a_server_error_fails_only_its_episode(tmp_path, capsys):
     solved = sum(episode.success for episode in episodes)
     assert result["success_of_all"] == solved / 5
     assert result["metrics"]["success"] == solved / 4
-    printed = capsys.readouterr().out
-    assert "of all, errors as failures" in printed
-    assert "1 of 5" in printed
-    reasons = sorted(episode.stop_reason for episode in episodes)
-    assert reasons.count(StopReason.ANSWERED) == 4
+    assert "1 of 5" in capsys.readouterr().out
     (failed,) = [episode for episode in episodes if episode.error]
     assert "status 400: no" in failed.error
 

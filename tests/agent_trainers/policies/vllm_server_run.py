@@ -13,6 +13,7 @@ from agent_trainers import TINY_POLICY
 from agent_trainers.cli.launch import leave_process_group
 from agent_trainers.trainers.config import StepGRPOConfig
 from agent_trainers.trainers.grpo import StepGRPOTrainer
+from tests.agent_trainers.short_run import SETTINGS
 from tests.agent_trainers.vllm_stand_in import VLLMStandIn, serving, vllm_at_hand
 
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))
@@ -42,17 +43,12 @@ def main(output):
     is_main = int(os.environ.get("RANK", 0)) == 0
     stand_in = VLLMStandIn(TINY_POLICY, [tokenizer.eos_token_id]) if is_main else None
     with serving(stand_in) if is_main else contextlib.nullcontext() as url, vllm_at_hand(stand_in):
-        config = StepGRPOConfig(
-            f"{output}-run", max_steps=3, num_generations=4, max_completion_length=24,
-            per_device_train_batch_size=8 // WORLD_SIZE, learning_rate=0.3, optim="sgd",
-            use_vllm=True, vllm_mode="server", vllm_server_base_url=url, use_cpu=True, bf16=False,
-            gradient_checkpointing=False, dataloader_pin_memory=False, logging_steps=1,
-            save_strategy="no", report_to="none", disable_tqdm=True,
-        )  # fmt: skip
-        trainer = StepGRPOTrainer(
-            str(TINY_POLICY), make_env, config,
-            processing_class=tokenizer,
-        )  # fmt: skip
+        changes = {
+            "max_steps": 2, "per_device_train_batch_size": 8 // WORLD_SIZE, "learning_rate": 0.3,
+            "optim": "sgd", "use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": url,
+        }  # fmt: skip
+        config = StepGRPOConfig(f"{output}-run", **SETTINGS | changes)
+        trainer = StepGRPOTrainer(str(TINY_POLICY), make_env, config, processing_class=tokenizer)
         brought = []
         complete = trainer.generator._complete_with_vllm
 
