@@ -14,6 +14,7 @@ from agent_trainers.cli.launch import leave_process_group
 from agent_trainers.programs import ProgramTasks
 from agent_trainers.trainers.config import PRESETS, config_class
 from agent_trainers.trainers.ppo import trainer_class
+from tests.agent_trainers.short_run import SETTINGS
 
 
 def main(output, cases, settings):
@@ -42,10 +43,8 @@ def converse(session, task):
 def make_trainer(output, algorithm, context, settings, changes=None, envs=None, program=False):
     config = config_class(algorithm)(
         f"{output}-run",
-        **{"max_steps": 2, "save_strategy": "no"} | PRESETS[algorithm] | settings | (changes or {}),
-        num_generations=4, max_completion_length=24,
-        learning_rate=0.1, optim="sgd", use_cpu=True, bf16=False, gradient_checkpointing=False,
-        dataloader_pin_memory=False, logging_steps=1, report_to="none", disable_tqdm=True,
+        **SETTINGS | {"max_steps": 2, "learning_rate": 0.1, "optim": "sgd"}
+        | PRESETS[algorithm] | settings | (changes or {}),
     )  # fmt: skip
 
     def make_env(**kwargs):

@@ -9,33 +9,24 @@ import os
 import sys
 from pathlib import Path
 
-import gymnasium as gym
 import numpy as np
 import torch
 from accelerate import PartialState
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils import DistributedType
 from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
-from transformers import AutoTokenizer
 
-from agent_trainers import TINY_POLICY
 from agent_trainers.cli.launch import leave_process_group
 from agent_trainers.policies.sampling import SamplingSettings, sample
 from agent_trainers.recipes import ACCELERATE_CONFIGS
 from agent_trainers.trainers import config as trainer_config
-from agent_trainers.trainers.config import StepGRPOConfig
-from agent_trainers.trainers.grpo import StepGRPOTrainer
+from tests.agent_trainers.trainers.distributed_run import make_trainer
 
 
 def recipe_environment(name):
     """The environment variables by which Accelerate hands a recipe on to the processes."""
-    arguments = [
-        "--config_file",
-        str(ACCELERATE_CONFIGS[name]),
-        "--mixed_precision",
-        "no",
-        "script.py",
-    ]
+    config = str(ACCELERATE_CONFIGS[name])
+    arguments = ["--config_file", config, "--mixed_precision", "no", "script.py"]
     parsed = launch_command_parser().parse_args(arguments)
     options, defaults, _ = _validate_launch_command(parsed)
     if name == "deepspeed_zero3":
@@ -67,20 +58,6 @@ def pretend_to_be_an_accelerator(backend):
         os.environ["DS_ACCELERATOR"] = "cpu"
 
 
-def make_trainer(output, *, pretends):
-    config = StepGRPOConfig(
-        f"{output}-run", max_steps=3, num_generations=4, max_completion_length=24,
-        per_device_train_batch_size=12 // int(os.environ.get("WORLD_SIZE", 1)),
-        learning_rate=0.3, optim="sgd", use_cpu=not pretends, bf16=False,
-        gradient_checkpointing=False, dataloader_pin_memory=False, logging_steps=1,
-        save_strategy="no", report_to="none", disable_tqdm=True,
-    )  # fmt: skip
-    return StepGRPOTrainer(
-        str(TINY_POLICY), lambda: gym.make("AgentR1/SyntheticMultiHop-v0"), config,
-        processing_class=AutoTokenizer.from_pretrained(TINY_POLICY, padding_side="left"),
-    )  # fmt: skip
-
-
 def sample_unequally(trainer):
     """Sample fewer tokens on the second process; all must still be there for every layer."""
     settings = SamplingSettings(
@@ -97,7 +74,11 @@ def main(recipe, output):
         os.environ.update(recipe_environment(recipe))
         os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"  # loads onto the accelerator
         pretend_to_be_an_accelerator(recipe)
-    trainer = make_trainer(output, pretends=recipe != "plain")
+    settings = {
+        "learning_rate": 0.3, "use_cpu": recipe == "plain",
+        "per_device_train_batch_size": 8 // int(os.environ.get("WORLD_SIZE", 1)),
+    }  # fmt: skip
+    trainer = make_trainer(output, "grpo_step", "full", settings)
     trainer.train()
     parameter = next(trainer.model.parameters())
     state = trainer.accelerator.get_state_dict(trainer.model_wrapped)

@@ -14,10 +14,7 @@ ID = "AgentR1/SyntheticMultiHop-v0"
 SKILLS = json.dumps({"agent_trainers.experimental.skills:SkillDistillation": {"weight": 0.5}})
 WINDOW = {"name": "window", "turns": 1}
 CASES = {
-    **{
-        algorithm: {"algorithm": algorithm, "context": "full"}
-        for algorithm in ("gspo", "bilevel_ppo")
-    },
+    "bilevel_ppo": {"algorithm": "bilevel_ppo", "context": "full"},
     "tree": {
         "algorithm": "grpo_step",
         "context": "full",
@@ -37,7 +34,6 @@ CASES = {
             {"id": ID, "name": "two", "weight": 2},
             {"id": ID, "name": "one", "kwargs": {"hops": 1}, "tasks": list(range(5))},
         ],
-        "changes": {"max_steps": 3, "save_strategy": "steps", "save_steps": 1},
     },
     # programs end at other times in each process, and each has a gateway of its own
     "program": {"algorithm": "grpo_step", "context": "full", "program": True},
@@ -91,13 +87,11 @@ def test_two_processes_give_the_result_of_one_with_the_same_global_batch(trained
         assert torch.allclose(weight, two["weights"][name], atol=1e-6), name
 
 
-def test_any_number_of_processes_plays_the_same_tasks_of_a_mixture_also_resumed(trained):
+def test_any_number_of_processes_plays_the_same_tasks_of_a_mixture(trained):
     one, two = (results["mixture"] for results in trained)
     assert one["played"][0] == [*two["played"][0], *two["played"][1]]
     assert {env for env, _ in one["played"][0]} == {"one", "two"}
     assert one["log"][-1]["env/two/reward"] == pytest.approx(two["log"][-1]["env/two/reward"])
-    for results in (one, two):
-        assert results["resumed"] == results["played"]
 
 
 def test_cases_show_what_they_are_for(trained):

@@ -3,10 +3,8 @@
 from dataclasses import replace
 from types import SimpleNamespace
 
-import gymnasium as gym
 import numpy as np
 import pytest
-import torch
 from datasets import Dataset
 
 from agent_envs.errors import ConfigurationError
@@ -14,13 +12,12 @@ from agent_trainers.cli.environments import environment_maker
 from agent_trainers.tasks.env_members import EnvMember, name_members
 from agent_trainers.tasks.samplers import TaskPool, TaskSampler, make_sampler, parse_curriculum
 from agent_trainers.tasks.sources import with_levels
-from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trainers.rollouts import TrainerRollouts
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
-from tests.agent_trainers.trainers.logs import assert_same_history, history
 
 ID = "AgentR1/SyntheticMultiHop-v0"
 GROUP = 3
+POOL = TaskPool(env="", weight=1.0, tasks=range(12))
 
 
 class OneProcess:
@@ -58,14 +55,11 @@ class Tasks:
 
 
 def play(varied, budget, num_groups=4, draws=None, kind=Tasks):
-    draws = draws or TaskSampler([TaskPool(env="", weight=1.0, tasks=range(12))], 3)
+    draws = draws or TaskSampler([POOL], 3)
     tasks = kind(varied)
+    settings = SimpleNamespace(seed=0, max_extra_groups=budget, curriculum=None)
     rollouts = TrainerRollouts(
-        SimpleNamespace(seed=0, max_extra_groups=budget, curriculum=None),
-        OneProcess(),
-        {"train": GROUP},
-        {"train": tasks},
-        sampler=draws,
+        settings, OneProcess(), {"train": GROUP}, {"train": tasks}, sampler=draws
     )
     return rollouts.collect([{}] * (GROUP * num_groups), "train", (5, 0)), tasks
 
@@ -78,8 +72,7 @@ def groups(trajectories):
 
 def order(count):
     """The tasks that are drawn, without any results."""
-    return [task.task for task in TaskSampler([TaskPool(env="", weight=1.0, tasks=range(12))],
-                                            3).draw(count)]  # fmt: skip
+    return [task.task for task in TaskSampler([POOL], 3).draw(count)]
 
 
 def test_groups_that_teach_nothing_give_way_to_others_within_the_budget():
@@ -109,8 +102,7 @@ def test_the_budget_ends_what_would_have_no_end():
 
 
 def test_a_curriculum_is_told_of_every_group_that_was_played():
-    pool = TaskPool(env="", weight=1.0, tasks=range(12))
-    draws = make_sampler(parse_curriculum("pools"), [pool], 3)
+    draws = make_sampler(parse_curriculum("pools"), [POOL], 3)
     played, tasks = play(set(), budget=2, draws=draws)
     seen = {spec.task for spec in tasks.specs}
     assert played.metrics["curriculum/tasks/new"] == 12  # of these it was drawn
@@ -123,51 +115,11 @@ def test_a_group_that_nobody_could_score_is_played_anew_and_tells_a_curriculum_n
         def play(self, spec):
             return replace(super().play(spec), stop_reason=StopReason.ENVIRONMENT_ERROR)
 
-    pool = TaskPool(env="", weight=1.0, tasks=range(12))
-    draws = make_sampler(parse_curriculum("pools"), [pool], 3)
+    draws = make_sampler(parse_curriculum("pools"), [POOL], 3)
     played, _ = play(set(range(12)), budget=2, draws=draws, kind=Broken)
     assert played.metrics["groups/extra"] == 2
     assert draws.metrics()["curriculum/tasks/new"] == 12
     assert played.metrics["groups/played_success"] == 0.0
-
-
-@pytest.fixture
-def make_trainer(tiny_policy, tokenizer, make_config):
-    def make(env=ID, **changes):
-        settings = {"per_device_train_batch_size": 8, "max_steps": 5} | changes
-        return StepGRPOTrainer(
-            tiny_policy, env, make_config(**settings), processing_class=tokenizer
-        )
-
-    return make
-
-
-@pytest.mark.parametrize("changes", [
-    {"curriculum": '{"kind": "levels", "arguments": {"hops": [2, 1]}, "groups": 2, "target": 0.1}',
-     "max_extra_groups": 2},
-    {"env": lambda: gym.make(ID), "max_extra_groups": 3, "steps_per_generation": 2,
-     "num_iterations": 2},
-], ids=["levels", "extra groups"])  # fmt: skip
-def test_a_run_goes_on_from_a_checkpoint_with_the_tasks_it_would_have_played(
-    make_trainer, tmp_path, changes
-):
-    settings = {"save_strategy": "steps", "save_steps": 3} | changes
-    whole = make_trainer(**settings)
-    whole.train()
-    resumed = make_trainer(output_dir=str(tmp_path / "resumed"), **settings)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-3"))
-    for one, other in zip(
-        whole.model.state_dict().values(), resumed.model.state_dict().values(), strict=True
-    ):
-        assert torch.equal(one, other)
-    assert_same_history(resumed, whole)
-    logged = [entry for entry in history(whole) if "reward" in entry]
-    if "max_extra_groups" in changes:
-        assert max(entry["groups/extra"] for entry in logged) > 0
-    if "levels" in changes.get("curriculum", ""):
-        assert [logged[i]["curriculum/level"] for i in (0, -1)] == [1, 2]
-        names = ["SyntheticMultiHop-v0,hops=2", "SyntheticMultiHop-v0,hops=1"]
-        assert [f"env/{name}/share" in logged[0] for name in names] == [True, True]
 
 
 @pytest.mark.parametrize(("changes", "message"), [

@@ -1,17 +1,13 @@
 """Several environments in one run, through the trainer."""
 
+import functools
 from collections import Counter, defaultdict
 
 import numpy as np
 import pytest
-import torch
 from datasets import Dataset
 
 from agent_envs import ConfigurationError
-from agent_trainers.trainers.config import StepPPOConfig
-from agent_trainers.trainers.grpo import StepGRPOTrainer
-from agent_trainers.trainers.ppo import StepPPOTrainer
-from tests.agent_trainers.trainers.logs import assert_same_history, history
 
 ID = "AgentR1/SyntheticMultiHop-v0"
 ENVS = [
@@ -22,16 +18,8 @@ VARIANTS = [{"id": ID, "name": "three", "kwargs": {"hops": 3}, "tasks": [0, 1, 2
 
 
 @pytest.fixture
-def make_trainer(tiny_policy, tokenizer, make_config):
-    def make(env=ENVS, kind=StepGRPOTrainer, eval_dataset=None, eval_envs=None, **changes):
-        config = [StepPPOConfig] if kind is StepPPOTrainer else []
-        settings = {"per_device_train_batch_size": 16, "max_steps": 3} | changes
-        return kind(
-            tiny_policy, env, args=make_config(*config, **settings), eval_dataset=eval_dataset,
-            eval_envs=eval_envs, processing_class=tokenizer,
-        )  # fmt: skip
-
-    return make
+def make_trainer(make_trainer):
+    return functools.partial(make_trainer, env=ENVS, per_device_train_batch_size=16)
 
 
 def test_groups_are_of_one_environment_and_batches_hold_each_share(make_trainer):
@@ -43,39 +31,21 @@ def test_groups_are_of_one_environment_and_batches_hold_each_share(make_trainer)
     for trajectory in played:
         members[trajectory.group_id].add((trajectory.env, trajectory.task_id))
     assert [len(tasks) for tasks in members.values()] == [1] * 4
-    entry = [entry for entry in history(trainer) if "reward" in entry][-1]
+    entry = [entry for entry in trainer.state.log_history if "reward" in entry][-1]
     for name in ("two", "one"):
         own = [t for t in played if t.env == name]
         assert entry[f"env/{name}/share"] == len(own) / 16
         assert entry[f"env/{name}/reward"] == pytest.approx(np.mean([t.return_ for t in own]))
 
 
-def test_a_mixed_run_goes_on_from_a_checkpoint_as_if_nothing_had_happened(make_trainer, tmp_path):
-    finite = [*ENVS, {"id": ID, "name": "few", "weight": 0.7, "tasks": [4, 5, 6]}]
-    settings = {"max_steps": 5, "save_strategy": "steps", "save_steps": 1}
-    settings |= {"kind": StepPPOTrainer, "steps_per_generation": 2, "num_iterations": 2}
-    whole = make_trainer(finite, **settings)
-    whole.train()
-    resumed = make_trainer(finite, output_dir=str(tmp_path / "resumed"), **settings)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-3"))
-    for one, other in zip(
-        whole.model.state_dict().values(), resumed.model.state_dict().values(), strict=True
-    ):
-        assert torch.equal(one, other)
-    assert [t.task_id for t in whole.trajectories["train"]] == [
-        t.task_id for t in resumed.trajectories["train"]
-    ]
-    assert_same_history(resumed, whole)
-
-
 def test_variants_are_measured_under_their_own_names_beside_what_is_trained_in(make_trainer):
     tasks = [{"env": name, "task": task} for name in ("two", "one") for task in range(900, 903)]
     trainer = make_trainer(
-        eval_dataset=Dataset.from_list(tasks), eval_envs=VARIANTS, max_steps=1,
+        eval_dataset=Dataset.from_list(tasks), eval_envs=VARIANTS,
         per_device_eval_batch_size=4, num_generations_eval=2,
     )  # fmt: skip
     trainer.evaluate()
-    (entry,) = history(trainer)
+    (entry,) = trainer.state.log_history
     played = trainer.trajectories["eval"]
     assert Counter(t.env for t in played) >= Counter({"two": 6, "one": 6, "three": 6})
     once = {}  # the last batch is filled up with the first tasks

@@ -6,12 +6,11 @@ import json
 import pytest
 import torch
 
-from agent_trainers.trainers.config import PRESETS, StepGRPOConfig, config_class
+from agent_trainers.trainers.config import PRESETS
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trainers.ppo import trainer_class
 from tests.agent_trainers.gradients import assert_close, collect, gradient, micro_batches
 
-ID = "AgentR1/SyntheticMultiHop-v0"
 ONE_RATIO_PER_TRAJECTORY = [
     name
     for name, settings in PRESETS.items()
@@ -28,18 +27,13 @@ BRANCHING = {
 ALL = {**PRESETS, **BRANCHING}
 
 
-def kind_of(algorithm, of_preset, otherwise):
-    return of_preset(algorithm) if algorithm in PRESETS else otherwise
-
-
 @pytest.fixture
-def make_trainer(tiny_policy, tokenizer, make_config):
-    def make(algorithm, env=ID, **changes):
+def make_trainer(make_trainer):
+    def make(algorithm, **changes):
         # several passes over a batch, so that the policy that trains is not the one that sampled
         settings = {"num_iterations": 2, **ALL[algorithm], **changes}
-        config = make_config(**settings, _kind=kind_of(algorithm, config_class, StepGRPOConfig))
-        trainer = kind_of(algorithm, trainer_class, StepGRPOTrainer)
-        return trainer(tiny_policy, env, config, processing_class=tokenizer)
+        kind = trainer_class(algorithm) if algorithm in PRESETS else StepGRPOTrainer
+        return make_trainer(kind=kind, **settings)
 
     return make
 

@@ -7,7 +7,6 @@ import httpx
 import pytest
 
 from agent_trainers.programs import EnvironmentTools, ProgramTasks
-from agent_trainers.trainers.grpo import StepGRPOTrainer
 from tests.agent_trainers.gradients import assert_close, collect, gradient, micro_batches
 
 CLIENT = httpx.Client(limits=httpx.Limits(max_connections=None), timeout=60)
@@ -47,14 +46,10 @@ def in_roles(session, task):
 
 
 @pytest.fixture
-def make_trainer(tiny_policy, tokenizer, make_config):
-    def make(program=search_and_answer, frozen_roles=(), max_concurrency=None, **changes):
-        tasks = ProgramTasks(
-            program, TASKS, frozen_roles=frozen_roles, max_concurrency=max_concurrency
-        )
-        return StepGRPOTrainer(
-            tiny_policy, tasks, make_config(**changes), processing_class=tokenizer
-        )
+def make_trainer(make_trainer):
+    def make(program=search_and_answer, frozen_roles=(), **changes):
+        tasks = ProgramTasks(program, TASKS, frozen_roles=frozen_roles)
+        return make_trainer(tasks, **changes)
 
     return make
 

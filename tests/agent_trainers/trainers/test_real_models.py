@@ -13,9 +13,9 @@ from tests.agent_trainers.real_models import save_model
 ID = "AgentR1/HotpotQA-v0"
 
 
-@pytest.fixture(scope="module", params=["qwen3"])
-def folder(request, tmp_path_factory):
-    return save_model(tmp_path_factory.mktemp(request.param), request.param)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_model(tmp_path_factory.mktemp("qwen3"), "qwen3")
 
 
 def train(folder, env_kwargs, config):
@@ -27,23 +27,19 @@ def train(folder, env_kwargs, config):
     return trainer
 
 
-@pytest.mark.parametrize(
-    "env_kwargs",
-    [
-        {},
-        {"tool_format": "tags"},
-        {"context": {"name": "budget", "tokens": 700}, "rewards": {"format_and_answer": 1.0}},
-    ],
-)
+@pytest.mark.parametrize("env_kwargs", [
+    {},
+    {"tool_format": "tags", "context": {"name": "budget", "tokens": 700},
+     "rewards": {"format_and_answer": 1.0}},
+], ids=["native", "tags"])  # fmt: skip
 def test_hotpotqa_trains_end_to_end(folder, env_kwargs, hotpot_file, make_config):
-    config = make_config(max_steps=2, max_completion_length=16, num_generations=2,
+    config = make_config(max_completion_length=16, num_generations=2,
                          per_device_train_batch_size=4, beta=0.001)  # fmt: skip
     # turns of random weights are cut off at 16 tokens; a minority end by themselves
     trainer = train(folder, {"data": hotpot_file, "max_episode_steps": 3} | env_kwargs, config)
-    logs = [entry for entry in trainer.state.log_history if "loss" in entry]
-    assert len(logs) == 2
-    assert all(np.isfinite(entry["loss"]) for entry in logs)
-    assert all(entry["episodes/environment_error"] == 0 for entry in logs)
+    (entry,) = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert np.isfinite(entry["loss"])
+    assert entry["episodes/environment_error"] == 0
     state = trainer.trajectories["train"][0].transitions[0]
     prompt = trainer.processing_class.decode(state.prompt_ids)
     assert ('"name": "search"' in prompt) == ("tool_format" not in env_kwargs)

@@ -3,41 +3,26 @@
 import pytest
 from trl import GRPOConfig, GRPOTrainer
 
-from agent_envs.adapters.trl import (
-    environment_factory,
-    environment_return,
-    tasks_dataset,
-)
+from agent_envs.adapters.trl import environment_factory, environment_return, tasks_dataset
+from tests.agent_trainers.short_run import SETTINGS
 
 ID = "AgentR1/SyntheticMultiHop-v0"
 
 
-@pytest.fixture
-def make_trainer(tmp_path, tiny_policy, tokenizer, monkeypatch):
+def test_it_trains_and_logs_every_term_and_groups_share_their_task(
+    tmp_path, tiny_policy, tokenizer, monkeypatch
+):
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
 
-    def make(reward_funcs, **changes):
-        config = GRPOConfig(
-            output_dir=str(tmp_path), max_steps=2, num_generations=4, learning_rate=1e-3,
-            per_device_train_batch_size=8, max_completion_length=200,
-            max_tool_calling_iterations=3, use_cpu=True, bf16=False, gradient_checkpointing=False,
-            dataloader_pin_memory=False, logging_steps=1, save_strategy="no", report_to="none",
-            disable_tqdm=True, **changes,
-        )  # fmt: skip
-        return GRPOTrainer(
-            model=tiny_policy,
-            args=config,
-            train_dataset=tasks_dataset(ID, 4),
-            environment_factory=environment_factory(ID),
-            reward_funcs=reward_funcs,
-            processing_class=tokenizer,
-        )
-
-    return make
-
-
-def test_it_trains_and_logs_every_term_and_groups_share_their_task(make_trainer):
-    trainer = make_trainer([environment_return])
+    changes = {"max_steps": 2, "max_completion_length": 200, "max_tool_calling_iterations": 3}
+    trainer = GRPOTrainer(
+        model=tiny_policy,
+        args=GRPOConfig(str(tmp_path), **SETTINGS | changes),
+        train_dataset=tasks_dataset(ID, 4),
+        environment_factory=environment_factory(ID),
+        reward_funcs=[environment_return],
+        processing_class=tokenizer,
+    )
     before = [parameter.clone() for parameter in trainer.model.parameters()]
     trainer.train()
     logs = [entry for entry in trainer.state.log_history if "success" in entry]

@@ -90,18 +90,10 @@ def test_private_names_that_the_trainers_use_exist():
     ],
     ids=str,
 )
-def test_loss_equals_that_of_trl_where_both_have_it(tiny_policy, tokenizer, make_config, changes):
+def test_loss_equals_that_of_trl_where_both_have_it(make_trainer, changes):
     """TRL's ratio per row is ours per trajectory; its denominator is ours by token."""
-    trainer = StepGRPOTrainer(
-        tiny_policy,
-        "AgentR1/SyntheticMultiHop-v0",
-        make_config(
-            per_device_train_batch_size=4,
-            gradient_accumulation_steps=2,
-            num_iterations=2,
-            **changes,
-        ),
-        processing_class=tokenizer,
+    trainer = make_trainer(
+        per_device_train_batch_size=4, gradient_accumulation_steps=2, num_iterations=2, **changes
     )
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 2
