@@ -102,8 +102,10 @@ def test_a_changed_message_is_rendered_again(episode, change, policy, tools):
     assert len(make_rows(episode.session.close())) == 2
 
 
-def test_other_tools_are_another_state(episode, policy, tools):
+def test_other_tools_are_another_state_and_a_result_needs_its_call(episode, policy, tools):
     echo = as_it_came(episode.message)
+    with pytest.raises(openai.BadRequestError, match="no tool call 'missing'"):
+        episode.complete(QUESTION, result({"id": "missing"}))
     episode.complete(QUESTION, echo, result(echo["tool_calls"][0]), tools=[*tools, ASK])
     first, second = episode.session.close(1.0).transitions
     assert second.messages[1]["content"] == first.action
@@ -127,11 +129,6 @@ def test_forks_are_rows_and_the_main_conversation_keeps_its_tokens(episode):
     start = [*main.prompt_ids, *main.completion_ids]
     if second.content:
         assert trajectory.transitions[4].prompt_ids[: len(start)] == start
-
-
-def test_a_result_needs_its_call(episode):
-    with pytest.raises(openai.BadRequestError, match="no tool call 'missing'"):
-        episode.complete(QUESTION, {"role": "tool", "tool_call_id": "missing", "content": "x"})
 
 
 def test_consecutive_results_are_read_in_linear_time():

@@ -30,6 +30,17 @@ def ask(session, **options):
     return client_of(session).chat.completions.create(model="any", messages=USER, **options)
 
 
+def send(session, body, length):
+    """Open a connection and send a request on it, whose head names a length of the body."""
+    url = urlsplit(session.base_url)
+    connection = socket.create_connection((url.hostname, url.port), timeout=60)
+    connection.sendall(
+        f"POST {url.path}/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: "
+        f"Bearer {session.key}\r\nContent-Length: {length}\r\n\r\n{body}".encode()
+    )
+    return connection
+
+
 class Gate:
     """A policy that waits for a test before it answers."""
 
@@ -87,12 +98,8 @@ def test_a_call_is_cancelled_when_its_client_disconnects(scripted, caplog):
     gate = Gate()
     gateway = scripted(gate)
     session, other = (gateway.open(task_id=str(i)) for i in range(2))
-    url = urlsplit(session.base_url)
     body = json.dumps({"model": "any", "messages": USER})
-    head = f"POST {url.path}/chat/completions HTTP/1.1\r\nHost: x\r\n"
-    head += f"Authorization: Bearer {session.key}\r\nContent-Length: {len(body)}\r\n\r\n"
-    with socket.create_connection((url.hostname, url.port)) as connection:
-        connection.sendall(f"{head}{body}".encode())
+    with send(session, body, len(body)):
         wait_until(lambda: gate.num_asked == 1)
     wait_until(lambda: not session._busy_keys)
     gate.is_open.set()
@@ -239,16 +246,9 @@ def test_a_call_that_generate_left_unfinished_is_answered_by_the_next_one(policy
 
 
 def test_an_incomplete_request_is_a_client_error(scripted):
-    session = scripted(lambda r: "x", limits=SessionLimits(call_timeout_seconds=0.2)).open(
-        task_id="0"
-    )
-    url = urlsplit(session.base_url)
-    head = (
-        f"POST {url.path}/chat/completions HTTP/1.1\r\nHost: x\r\n"
-        f"Authorization: Bearer {session.key}\r\nContent-Length: 100\r\n\r\n{{"
-    )
-    with socket.create_connection((url.hostname, url.port), timeout=60) as connection:
-        connection.sendall(head.encode())
+    limits = SessionLimits(call_timeout_seconds=0.2)
+    session = scripted(lambda r: "x", limits=limits).open(task_id="0")
+    with send(session, "{", 100) as connection:
         assert connection.recv(12) == b"HTTP/1.1 408"
     assert session.close().stop_reason is StopReason.ENVIRONMENT_ERROR
 

@@ -66,19 +66,14 @@ def test_unsupported_parameters_are_refused_by_name(gateway, options, what):
     assert not session.close().transitions
 
 
-def test_parameters_without_effect_are_accepted(gateway):
-    session = gateway.open(task_id="0")
-    ask(session, temperature=1, top_p=1.0, presence_penalty=0, user="u", metadata={"a": "b"},
-        response_format={"type": "text"}, service_tier="auto", logit_bias={}, store=False,
-        max_tokens=9999, parallel_tool_calls=True, seed=-(2**63))  # fmt: skip
-    assert session.close().stop_reason is StopReason.ANSWERED
-
-
-def test_ignored_parameters_are_not_refused(policy):
+def test_parameters_without_effect_and_ignored_ones_are_accepted(policy):
     with Gateway(policy, ignored_parameters=["temperature", "tool_choice", "foo"]) as gateway:
         session = gateway.open(task_id="0")
-        ask(session, temperature=0.1, tools=[TOOL], tool_choice="required", extra_body={"foo": 1})
-        assert len(session.close().transitions) == 1
+        ask(session, temperature=0.1, tools=[TOOL], tool_choice="required",
+            extra_body={"foo": 1}, top_p=1.0, presence_penalty=0, user="u", metadata={"a": "b"},
+            response_format={"type": "text"}, service_tier="auto", logit_bias={}, store=False,
+            max_tokens=9999, parallel_tool_calls=True, seed=-(2**63))  # fmt: skip
+        assert session.close().stop_reason is StopReason.ANSWERED
 
 
 def test_a_turn_ends_after_the_requested_number_of_tokens(gateway):
@@ -159,12 +154,12 @@ def test_a_call_is_a_call_and_a_mistake_is_plain_content(scripted, text, content
 
 
 def test_unwanted_calls_are_plain_content(scripted):
-    session = scripted(reply_with(CALL + CALL)).open(task_id="0")
-    for options in ({}, {"tool_choice": "none"}, {"parallel_tool_calls": False}):
-        message = (
-            ask(session, **({"tools": [TOOL]} | options if options else {})).choices[0].message
-        )
-        assert (message.content, message.tool_calls) == (CALL + CALL, None)
+    session = scripted(reply_with(CALL + CALL + "\ud800")).open(task_id="0")
+    for options in ({}, {"tools": [TOOL], "tool_choice": "none"},
+                    {"tools": [TOOL], "parallel_tool_calls": False}):  # fmt: skip
+        message = ask(session, **options).choices[0].message
+        assert (message.content, message.tool_calls) == (CALL + CALL + "?", None)
+    assert session.close().transitions[0].action == CALL + CALL + "\ud800"
 
 
 def test_a_template_without_tools_gets_them_in_the_system_prompt(scripted):
@@ -175,12 +170,6 @@ def test_a_template_without_tools_gets_them_in_the_system_prompt(scripted):
     assert step.messages[0]["role"] == "system"
     assert "<add>" in step.messages[0]["content"]
     assert message.content == "<add>1</add>"  # no argument is declared, and 1 is no object
-
-
-def test_lone_surrogates_are_replaced_for_the_client(scripted):
-    session = scripted(lambda request: "a\ud800b").open(task_id="0")
-    assert ask(session).choices[0].message.content == "a?b"
-    assert session.close().transitions[0].action == "a\ud800b"
 
 
 @pytest.mark.parametrize(
@@ -197,13 +186,6 @@ def test_malformed_bodies_are_client_errors(scripted, body, path):
     )
     assert reply.status_code == 400
     assert reply.json()["error"]["message"]
-
-
-def test_other_endpoints_are_refused(scripted):
-    session = scripted(reply_with("x")).open(task_id="0")
-    with pytest.raises(openai.NotFoundError, match="/embeddings is not offered here"):
-        client_of(session).embeddings.create(model="any", input="x")
-    assert [model.id for model in client_of(session).models.list()] == ["policy"]
 
 
 def test_sessions_need_their_own_key(scripted):
@@ -308,7 +290,7 @@ def test_calls_at_once_share_what_the_session_has_left(scripted):
     assert sorted(session.close(0.0).lengths) == [1, 6, 13]  # 13 were sampled, each time
 
 
-def test_a_state_that_is_too_long_is_refused(gateway):
+def test_a_state_or_a_body_that_is_too_long_is_refused(gateway, scripted):
     too_long = [{"role": "user", "content": "amber " * 5000}]
     session, last = (gateway.open(task_id="0") for _ in range(2))
     with pytest.raises(openai.BadRequestError) as caught:
@@ -320,14 +302,11 @@ def test_a_state_that_is_too_long_is_refused(gateway):
     with pytest.raises(openai.BadRequestError):
         ask(last, too_long)
     assert last.close().stop_reason is StopReason.CONTEXT_OVERFLOW
-
-
-def test_a_body_that_is_too_large_is_refused(scripted):
-    session = scripted(reply_with("x"), limits=SessionLimits(max_body_bytes=1000)).open(task_id="0")
+    small = scripted(reply_with("x"), limits=SessionLimits(max_body_bytes=1000)).open(task_id="0")
     with pytest.raises(openai.APIStatusError) as caught:
-        ask(session, [{"role": "user", "content": "x" * 1000}])
+        ask(small, too_long)
     assert caught.value.status_code == 413
-    ask(session)
+    ask(small)
 
 
 def test_messages_that_the_template_refuses_are_a_client_error(model, tokenizer):
@@ -339,7 +318,11 @@ def test_messages_that_the_template_refuses_are_a_client_error(model, tokenizer)
             ask(session)
 
 
-def test_invalid_settings_are_refused(policy):
+def test_other_endpoints_and_invalid_settings_are_refused(policy, scripted):
+    session = scripted(reply_with("x")).open(task_id="0")
+    with pytest.raises(openai.NotFoundError, match="/embeddings is not offered here"):
+        client_of(session).embeddings.create(model="any", input="x")
+    assert [model.id for model in client_of(session).models.list()] == ["policy"]
     with pytest.raises(UnknownNameError, match="hermes"):
         Gateway(policy, tool_format="hermez")
     with pytest.raises(ConfigurationError, match="max_calls"):

@@ -233,27 +233,24 @@ def test_roles_share_a_session_and_are_named_in_their_transitions():
     assert [t.is_frozen for t in trajectory.transitions] == [False, True, False]
 
 
-def test_rewards_by_role_are_at_each_roles_last_step():
+def test_rewards_by_role_are_at_each_roles_last_step_and_need_a_role_that_called():
     def run(session, task):
-        for role in ("solver", "critic", "solver"):
+        for role in task["calls"]:
             chat(session.role(role), user("x"))
-        return Outcome(reward={"solver": 1.0, "critic": -0.5, "judge": 3.0})
+        return Outcome(reward=task["rewards"])
 
+    tasks = [
+        {"calls": ["solver", "critic", "solver"],
+         "rewards": {"solver": 1.0, "critic": -0.5, "judge": 3.0}},
+        {"calls": ["solver"], "rewards": {"slover": 1.0, "critic": 0.0}},
+    ]  # fmt: skip
     with pytest.warns(RuntimeWarning, match="reward of the role .judge. .* .critic., .solver."):
-        (trajectory,) = collect(run, [{}])
-    assert trajectory.rewards == [0.0, -0.5, 1.0]
-    assert trajectory.metrics["reward/judge"] == 3.0  # it never called, but is measured
-
-
-def test_rewards_of_roles_that_never_called_are_a_fault():
-    def run(session, task):
-        chat(session.role("solver"), user("x"))
-        return Outcome(reward={"slover": 1.0, "critic": 0.0})
-
-    (trajectory,) = collect(run, [{}])
-    assert trajectory.stop_reason is StopReason.ENVIRONMENT_ERROR
-    assert "roles 'slover', 'critic', but none" in trajectory.error
-    assert "callers were 'solver'" in trajectory.error
+        paid, failed = collect(run, tasks)
+    assert paid.rewards == [0.0, -0.5, 1.0]
+    assert paid.metrics["reward/judge"] == 3.0  # it never called, but is measured
+    assert failed.stop_reason is StopReason.ENVIRONMENT_ERROR
+    assert "roles 'slover', 'critic', but none" in failed.error
+    assert "callers were 'solver'" in failed.error
 
 
 def test_processes_behave_like_threads(tmp_path, monkeypatch):
@@ -289,8 +286,5 @@ def test_a_program_gets_its_own_copy_of_the_task():
         return f"{len(task['seen'])}"
 
     tasks = [{"seen": [], "answer": "1"}]
-    again = (
-        collect(run, tasks * 2, reward="exact_match"),
-        collect(run, tasks * 2, reward="exact_match"),
-    )
-    assert [p.return_ for trajectory in again for p in trajectory] == [1.0] * 4
+    for _ in range(2):
+        assert [p.return_ for p in collect(run, tasks * 2, reward="exact_match")] == [1.0] * 2

@@ -30,15 +30,39 @@ def run(kind, program, **options):
     return make_runner(kind, program, **options)(SESSION, TASK)
 
 
-def test_a_process_reads_its_task_and_endpoint_and_writes_its_outcome_last(script):
+def stop_once_started(kind, program, folder, num_sleepers=0):
+    """Stop a program once it has written a file, and wait for its end."""
+    running, ended = run(kind, program), []
+
+    def play():
+        with pytest.raises(RolloutError, match="was ended") as caught:
+            running.result()
+        ended.append(caught.value)
+
+    thread = threading.Thread(target=play)
+    thread.start()
+    while not (folder / "started").exists():
+        time.sleep(0.01)
+    assert len(_sleepers()) >= num_sleepers
+    running.stop()
+    thread.join(10)
+    assert ended
+
+
+def test_a_process_reads_its_task_and_only_the_given_variables(script, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    monkeypatch.setenv("SEARCH_KEY", "wanted")
     program = script(
         "import json, os\n"
         "task = json.loads(input())\n"
         "print('thinking ...')\n"
-        "names = ('OPENAI_BASE_URL', 'OPENAI_API_KEY', 'AGENT_R1_SEED')\n"
-        "print(json.dumps([task, *(os.environ[name] for name in names)]))\n"
+        "print(json.dumps([task, dict(os.environ)]))\n"
     )
-    assert run("process", program).result() == [TASK, SESSION.base_url, "k1", "3"]
+    task, seen = run("process", program, variables=["SEARCH_KEY"]).result()
+    assert task == TASK
+    names = ("OPENAI_BASE_URL", "OPENAI_API_KEY", "AGENT_R1_SEED", "SEARCH_KEY")
+    assert [seen[name] for name in names] == [SESSION.base_url, "k1", "3", "wanted"]
+    assert "HF_TOKEN" not in seen
 
 
 @pytest.mark.parametrize("kind", ["thread", "process"])
@@ -85,51 +109,20 @@ def test_a_flood_of_output_is_bounded(script):
     assert run("process", program).result() == 1.0
 
 
-def test_stopping_ends_a_process_and_its_children(script, tmp_path):
-    program = script(
+def test_children_neither_delay_a_process_nor_survive_it_also_where_it_is_stopped(script, tmp_path):
+    sleep = "[sys.executable, '-c', 'import time; time.sleep(77.125)']"
+    ends = script(f"import subprocess, sys\nsubprocess.Popen({sleep})\nprint(1.0)\n")
+    assert run("process", ends).result() == 1.0
+    assert not _sleepers()
+    stays = script(
         "import pathlib, signal, subprocess, sys, time\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        "sleep = [sys.executable, '-c', 'import time; time.sleep(77.125)']\n"
-        "subprocess.Popen(sleep, start_new_session=True)\n"
+        f"subprocess.Popen({sleep}, start_new_session=True)\n"
         "pathlib.Path('started').touch()\n"
         "time.sleep(77.125)\n"
     )
-    running = run("process", program)
-    ended = []
-
-    def play():
-        with pytest.raises(RolloutError, match="was ended") as caught:
-            running.result()
-        ended.append(caught.value)
-
-    thread = threading.Thread(target=play)
-    thread.start()
-    while not (tmp_path / "started").exists():
-        time.sleep(0.01)
-    assert _sleepers()
-    running.stop()
-    thread.join(10)
-    assert ended
+    stop_once_started("process", stays, tmp_path, num_sleepers=1)
     assert not _sleepers()
-
-
-def test_children_neither_delay_a_process_nor_survive_it(script):
-    program = script(
-        "import subprocess, sys\n"
-        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(77.125)'])\n"
-        "print(1.0)\n"
-    )
-    assert run("process", program).result() == 1.0
-    assert not _sleepers()
-
-
-def test_a_process_gets_only_the_given_variables(script, monkeypatch):
-    monkeypatch.setenv("HF_TOKEN", "secret")
-    monkeypatch.setenv("SEARCH_KEY", "wanted")
-    program = script("import json, os\nprint(json.dumps(dict(os.environ)))\n")
-    seen = run("process", program, variables=["SEARCH_KEY"]).result()
-    assert "HF_TOKEN" not in seen
-    assert seen["SEARCH_KEY"] == "wanted"
 
 
 @pytest.mark.skipif(not isolation_prefix(), reason="this machine has no process namespaces")
@@ -151,18 +144,7 @@ def test_a_container_gets_sigterm_before_sigkill(script, tmp_path):
         "pathlib.Path('started').touch()\n"
         "time.sleep(77.125)\n"
     )
-    running = run("container", program)
-
-    def play():
-        with pytest.raises(RolloutError, match="was ended"):
-            running.result()
-
-    thread = threading.Thread(target=play)
-    thread.start()
-    while not (tmp_path / "started").exists():
-        time.sleep(0.01)
-    running.stop()
-    thread.join(10)
+    stop_once_started("container", program, tmp_path)
     assert (tmp_path / "removed").exists()
 
 
