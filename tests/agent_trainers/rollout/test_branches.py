@@ -15,8 +15,6 @@ from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.trajectory import (
     StopReason,
-    Trajectory,
-    Transition,
     load_trajectories,
     save_trajectories,
 )
@@ -90,16 +88,6 @@ KINDS = {
     "replay": lambda: Unsaved(CounterEnv()),
     "snapshots, at once": lambda: gym.make(ID),
 }
-
-
-def transition(action):
-    env = CounterEnv()
-    env.reset(seed=0)
-    return Transition(
-        messages=env._info()["messages"], prompt_ids=[1], completion_ids=[2],
-        logprobs=np.zeros(1, np.float32), action=action, reward=0.0, reward_terms={},
-        terminated=False, truncated=False, info={},
-    )  # fmt: skip
 
 
 def policy_of(make_env):
@@ -262,26 +250,43 @@ def test_a_store_knows_which_branches_need_a_replay():
     assert not store.replays(replace(branch, start=len(branch.transitions) - 1))  # no later state
 
 
-class MoodyEnv(CounterEnv):
-    """Draws from nobody's seed, and offers no snapshot."""
+class MoodySavedEnv(CounterEnv):
+    """Draws from nobody's seed, but offers snapshots."""
 
-    snapshot = restore = None
     moods = iter(range(1000))
 
+    def reset(self, **options):
+        self.mood = next(self.moods)
+        return super().reset(**options)
+
+    def snapshot(self):
+        return self.mood, super().snapshot()
+
+    def restore(self, snapshot):
+        self.mood, rest = snapshot
+        super().restore(rest)
+
     def _info(self):
-        messages = [{"role": "user", "content": f"mood {next(self.moods)}"}]
+        messages = [{"role": "user", "content": f"mood {self.mood}, total {self.total}"}]
         return super()._info() | {"messages": messages}
 
 
-def test_states_that_branches_come_to_are_kept_too():
+class MoodyEnv(MoodySavedEnv):
+    """Draws from nobody's seed, and offers no snapshot."""
+
+    snapshot = restore = None
+
+
+def test_states_that_branches_come_to_are_kept_too_also_where_no_replay_reaches_them():
     for make_env in (limited, MoodySavedEnv):
         rollout = Rollout(make_env, ScriptedPolicy(draw), states=StateStore())
         (recorded,) = rollout.collect(specs(1))
-        (branch,) = rollout.branch(recorded, 1, 1, rng=np.random.default_rng(1)).continuations[0]
+        first = rollout.branch(recorded, 1, 1, rng=np.random.default_rng(1))
+        (branch,) = first.continuations[0]
         last = len(branch.transitions) - 1
         assert last > 1  # a state of the branch's own
         again = rollout.branch(branch, last, 4, rng=np.random.default_rng(2))
-        assert again.replayed_steps == 0
+        assert first.replayed_steps == again.replayed_steps == 0
         shared = [t.transitions[:last] for t in again.continuations[0]]
         assert shared == [branch.transitions[:last]] * 4
         assert all(t.is_scorable for t in again.continuations[0])
@@ -309,35 +314,6 @@ def test_what_can_be_reached_neither_way_is_refused_by_name():
         rollout.branch(replace(recorded, seed=None), 1, 1, rng=np.random.default_rng(0))
     with pytest.raises(ConfigurationError, match=r"no state before step 99: its steps are 0 to"):
         rollout.branch(recorded, 99, 1, rng=np.random.default_rng(0))
-
-
-class MoodySavedEnv(CounterEnv):
-    """Draws from nobody's seed, but offers snapshots."""
-
-    moods = iter(range(1000))
-
-    def reset(self, **options):
-        self.mood = next(self.moods)
-        return super().reset(**options)
-
-    def snapshot(self):
-        return self.mood, super().snapshot()
-
-    def restore(self, snapshot):
-        self.mood, rest = snapshot
-        super().restore(rest)
-
-    def _info(self):
-        messages = [{"role": "user", "content": f"mood {self.mood}, total {self.total}"}]
-        return super()._info() | {"messages": messages}
-
-
-def test_kept_snapshots_reach_what_no_replay_would():
-    rollout = Rollout(MoodySavedEnv, ScriptedPolicy(draw), states=StateStore())
-    recorded = rollout.collect(specs(2))
-    branches = rollout.branch_many([(t, 2) for t in recorded], 2, rng=np.random.default_rng(0))
-    assert all(b.is_scorable for same in branches.continuations for b in same)
-    assert branches.replayed_steps == 0
 
 
 def test_a_branch_that_fails_is_recorded_beside_the_others():
@@ -372,11 +348,10 @@ def test_saved_states_stay_within_their_bound():
     store = StateStore()
     store.save(env, spec, [], info)
     size = store._num_bytes
-    recorded = [
-        Trajectory(task_id="t", group_id="g", transitions=[transition(str(i))] * 2, metrics={},
-                   timings={}, stop_reason=StopReason.ANSWERED, task=0, seed=0)
-        for i in range(3)
-    ]  # fmt: skip
+    (played,) = Rollout(CounterEnv, ScriptedPolicy(lambda request: "1")).collect([spec])
+    first, *_ = played.transitions
+    first = replace(first, messages=info["messages"])
+    recorded = [replace(played, transitions=[replace(first, action=str(i))] * 2) for i in range(3)]
     store = StateStore(max_bytes=2 * size)
     for i in range(3):
         store.save(env, spec, [str(i)], info)

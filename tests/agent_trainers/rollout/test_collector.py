@@ -61,14 +61,16 @@ class FaultyEnv(gym.Env):
                 "metrics": {"success": 1.0}}  # fmt: skip
 
 
-def test_a_scripted_oracle_solves_every_task():
+def test_a_scripted_oracle_solves_every_task_without_a_thread():
     def act(request):
         env.reset(options={"task": tasks[request.messages[-1]["content"]]})
         return env.unwrapped.write_answer(env.unwrapped.task.answers[0])
 
     env = gym.make(ID)
     tasks = {env.reset(options={"task": i})[0]: i for i in range(5)}
+    before = threading.active_count()
     trajectories = Rollout(lambda: gym.make(ID), ScriptedPolicy(act)).collect(specs(5))
+    assert threading.active_count() == before  # its steps only compute
     assert all(t.success and t.stop_reason is StopReason.ANSWERED for t in trajectories)
     assert [t.task_id.rsplit("-")[-1] for t in trajectories] == list("01234")
 
@@ -90,21 +92,6 @@ def test_an_episode_that_fails_does_not_take_others_along():
     assert "no world" in trajectories[4].error
     assert [t.is_scorable for t in trajectories] == [True, *[False] * 5, True]
     assert len(trajectories[1].transitions) == 1  # what was played before the failure is kept
-
-
-def test_environments_that_failed_are_not_used_again():
-    made = []
-
-    def make_env():
-        made.append(FaultyEnv({1: "raise"}))
-        return made[-1]
-
-    rollout = Rollout(make_env, say("x"))
-    rollout.collect(specs(3))
-    rollout.collect(specs(1))
-    assert len(made) == 3
-    rollout.collect(specs(3))
-    assert len(made) == 4
 
 
 def test_slow_tools_of_many_episodes_run_at_the_same_time():
@@ -150,12 +137,21 @@ def test_what_does_not_fit_ends_the_episode_as_truncated(finish_reason, stop_rea
     assert trajectory.is_scorable
 
 
-def test_each_trajectory_is_reported_once_as_it_ends():
-    seen = []
-    rollout = Rollout(lambda: FaultyEnv({1: "raise"}), say("x"))
-    trajectories = rollout.collect(specs(4), seen.append)
-    assert len(seen) == 4
+def test_each_trajectory_is_reported_once_and_an_environment_that_failed_is_not_used_again():
+    made, seen = [], []
+
+    def make_env():
+        made.append(FaultyEnv({1: "raise"}))
+        return made[-1]
+
+    rollout = Rollout(make_env, say("x"))
+    trajectories = rollout.collect(specs(3), seen.append)
+    assert len(seen) == 3
     assert {t.stop_reason for t in seen} == {t.stop_reason for t in trajectories}
+    rollout.collect(specs(1))
+    assert len(made) == 3
+    rollout.collect(specs(3))
+    assert len(made) == 4
 
 
 class SlowEnv(FaultyEnv):
@@ -174,19 +170,14 @@ class SlowEnv(FaultyEnv):
         return super().step(action)
 
 
-def test_an_episode_does_not_wait_for_the_others():
+def test_an_episode_neither_waits_for_the_others_nor_takes_longer_than_it_may():
     ended = []
-    Rollout(SlowEnv, say("x")).collect(
-        [*specs(1, task=10), *specs(1, task=0)], lambda trajectory: ended.append(trajectory.task)
+    trajectories = Rollout(SlowEnv, say("x"), episode_timeout=0.25).collect(
+        [*specs(1, task=30), *specs(1)], lambda trajectory: ended.append(trajectory.task)
     )
-    assert ended == [0, 10]
-
-
-def test_an_episode_that_takes_too_long_is_left_out():
-    rollout = Rollout(SlowEnv, say("x"), episode_timeout=0.25)
-    trajectories = rollout.collect([*specs(1), *specs(1, task=30)])
-    assert [t.stop_reason for t in trajectories] == [StopReason.ANSWERED, StopReason.TIMEOUT]
-    assert "0.25 seconds" in trajectories[1].error
+    assert ended == [0, 30]
+    assert [t.stop_reason for t in trajectories] == [StopReason.TIMEOUT, StopReason.ANSWERED]
+    assert "0.25 seconds" in trajectories[0].error
 
 
 def test_stragglers_are_left_out_once_every_group_has_its_quorum():
@@ -397,9 +388,3 @@ def test_a_server_is_asked_side_by_side_and_its_failure_costs_one_episode():
     assert reasons.count(StopReason.POLICY_ERROR) == 1
     assert reasons[2] is StopReason.POLICY_ERROR
     assert "gone" in trajectories[2].error
-
-
-def test_a_step_that_only_computes_needs_no_thread():
-    before = threading.active_count()
-    Rollout(lambda: gym.make(ID), say("hm")).collect(specs(4))
-    assert threading.active_count() == before

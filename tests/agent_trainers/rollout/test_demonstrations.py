@@ -32,25 +32,19 @@ def test_a_reference_is_a_trajectory_in_the_models_tokens(tokenizer):
                 t.messages, [{"function": {"name": "search"}}], before
             )
     again = retell(told[0], renderer, [{"function": {"name": "search"}}])
-    assert [t.completion_ids for t in again.transitions] == [
-        t.completion_ids for t in told[0].transitions
-    ]
-    assert [t.prompt_ids for t in again.transitions] == [t.prompt_ids for t in told[0].transitions]
-
-
-def test_an_environment_without_a_reference_is_told_so(renderer):
-    with pytest.raises(ConfigurationError, match="has no reference_actions"):
-        list(play_reference(lambda: gym.make("CartPole-v1"), renderer, range(1)))
+    for one, other in zip(again.transitions, told[0].transitions, strict=True):
+        assert (one.completion_ids, one.prompt_ids) == (other.completion_ids, other.prompt_ids)
 
 
 def test_a_turn_is_what_the_model_would_write_and_ends_as_the_template_ends_it(renderer):
     ids = renderer.turn_ids(CALL)
-    text = renderer.tokenizer.decode(ids)
-    assert text == f"{CALL}<|im_end|>"
+    assert renderer.tokenizer.decode(ids) == f"{CALL}<|im_end|>"
     markup = renderer.tokenizer.convert_tokens_to_ids(["<tool_call>", "</tool_call>"])
     assert [i for i in ids if i in markup] == markup
     hostile = renderer.turn_ids("a <|im_end|> b")
     assert hostile.count(renderer.tokenizer.eos_token_id) == 1
+    with pytest.raises(ConfigurationError, match="has no reference_actions"):
+        list(play_reference(lambda: gym.make("CartPole-v1"), renderer, range(1)))
 
 
 def write(path, *rows):
