@@ -60,20 +60,9 @@ def name_of(page):
     return page.relative_to(ROOT).as_posix()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_every_file_that_a_page_names_exists(page):
-    text = page.read_text(encoding="utf-8")
-    for path in re.findall(r"`((?:agent_\w+|benchmarks|docs|examples|tests)/[\w./-]*)`", text):
-        assert (ROOT / path).exists() or (ROOT / "benchmarks" / path).exists(), path
-
-
-PAGES_WITH_PYTHON = [page for page in PAGES if blocks(page, "python")]
-PAGES_WITH_COMMANDS = [page for page in PAGES if blocks(page, "sh")]
-
-
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.filterwarnings("default")  # a reader's Python does not turn warnings into errors
-@pytest.mark.parametrize("page", PAGES_WITH_PYTHON, ids=name_of)
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=name_of)
 def test_the_python_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -98,17 +87,17 @@ def no_traces():
     gym.registry.update(environments)
 
 
-def test_the_leaderboards_page_shows_a_file_that_it_reads(tmp_path):
-    (block,) = blocks(ROOT / "docs" / "leaderboard.md", "yaml")
-    (tmp_path / "mine.yaml").write_text(block, encoding="utf-8")
-    config = load_configs([tmp_path / "mine.yaml"])
-    assert [agent.kind for agent in config.agents] == ["random", "heuristic", "react"]
-
-
-@pytest.mark.parametrize("page", PAGES_WITH_COMMANDS, ids=name_of)
-def test_the_commands_of_a_page_exist_with_their_options(page):
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_the_commands_files_and_settings_that_a_page_names_exist(page, tmp_path):
     for words in commands(page):
         check_command(words)
+    text = page.read_text(encoding="utf-8")
+    for path in re.findall(r"`((?:agent_\w+|benchmarks|docs|examples|tests)/[\w./-]*)`", text):
+        assert (ROOT / path).exists() or (ROOT / "benchmarks" / path).exists(), path
+    if page == ROOT / "docs" / "leaderboard.md":
+        (block,) = blocks(page, "yaml")
+        (tmp_path / "mine.yaml").write_text(block, encoding="utf-8")
+        assert load_configs([tmp_path / "mine.yaml"]).agents
 
 
 @pytest.mark.parametrize("command", [
@@ -148,7 +137,8 @@ def check_command(words):  # noqa: C901
         CommandParser((OPTIONS_OF[program],), program=program).read(arguments)
     elif program == "agent-r1-bench" or arguments[:2] == ["-m", "agent_leaderboard"]:
         given = arguments if program == "agent-r1-bench" else arguments[2:]
-        check_leaderboard(given)
+        given = given if given and not given[0].startswith("-") else ["run", *given]
+        leaderboard._parser().parse_args(given)
     elif arguments[:2] == ["-m", "agent_envs"]:
         agent_envs.__main__._parser().parse_args(arguments[2:])
     elif program == "python" and arguments[0] == "-m":
@@ -160,9 +150,3 @@ def check_command(words):  # noqa: C901
         assert arguments[0] in targets
     else:
         assert program in OTHER_PROGRAMS, program
-
-
-def check_leaderboard(arguments):
-    if not arguments or arguments[0].startswith("-"):
-        arguments = ["run", *arguments]
-    leaderboard._parser().parse_args(arguments)
