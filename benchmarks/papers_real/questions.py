@@ -57,7 +57,7 @@ class QuestionArguments:
     two_wiki_train: list[str] = HfArg(
         default_factory=list,
         help="The same of 2WikiMultihopQA. Of a file that is given to train and to test, "
-        f"{TRAIN_SHARE:.0%} of the questions are trained on.",
+        f"a share of {TRAIN_SHARE} of the questions is trained on.",
     )
     two_wiki_test: list[str] = HfArg(default_factory=list, help="See above.")
     musique_test: list[str] = HfArg(
