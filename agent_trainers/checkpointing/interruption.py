@@ -73,7 +73,7 @@ class StopRequests:
         self._received = number
         if "LOCAL_RANK" in os.environ:
             return  # a launcher may send a signal several times
-        for other in SIGNALS:
+        for other in self._before:
             signal.signal(other, signal.SIG_DFL)
         self._notify("Stopping after this step and its checkpoint. Signal again to stop at once.")
 

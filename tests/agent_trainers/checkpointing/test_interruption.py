@@ -82,15 +82,19 @@ def test_a_first_interrupt_waits_for_the_step_and_a_second_one_stops_at_once():
         requests.can_finish_step = True
         signal.raise_signal(signal.SIGTERM)
         assert requests.received == signal.SIGTERM
-        assert all(signal.getsignal(number) is signal.SIG_DFL for number in SIGNALS)
+        for number, handler in before.items():  # an ignored signal stays ignored (nohup)
+            expected = signal.SIG_IGN if handler is signal.SIG_IGN else signal.SIG_DFL
+            assert signal.getsignal(number) is expected
     assert "Signal again to stop at once." in said[0]
     assert {number: signal.getsignal(number) for number in SIGNALS} == before
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_outside_of_training_an_interrupt_stops_at_once(number, code):
+    before = signal.signal(number, signal.SIG_DFL)  # nohup has SIGHUP ignored
     with StopRequests(lambda _: None), pytest.raises(Interrupted) as interrupted:
         signal.raise_signal(number)
+    signal.signal(number, before)
     assert interrupted.value.exit_code == code
 
 
