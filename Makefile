@@ -31,7 +31,7 @@ demo-llm: setup
 	$(BIN)/agent-r1-train --config smollm2 --overwrite
 
 test: setup
-	$(BIN)/python -m pytest -n auto --dist loadscope
+	$(BIN)/python -m pytest -n auto --dist loadscope --durations=30
 
 # What we rely on, in the newest releases, whatever our own bounds say.
 test-newest:
