@@ -17,20 +17,13 @@ from agent_trainers.rollout.episode import EpisodeSpec
 ID = "AgentR1/SyntheticMultiHop-v0"
 
 
-def specs(count, group_size=4):
-    return [
-        EpisodeSpec(task=i // group_size, seed=0, group_id=str(i // group_size),
-                    rng=np.random.default_rng([7, i]))
-        for i in range(count)
-    ]  # fmt: skip
-
-
 def roll_out(policy, count, **env_kwargs):
-    return Rollout(lambda: gym.make(ID, **env_kwargs), policy).collect(specs(count))
-
-
-def tokens(trajectories):
-    return [[t.completion_ids for t in episode.transitions] for episode in trajectories]
+    """Play groups of four."""
+    specs = [
+        EpisodeSpec(task=i // 4, seed=0, group_id=str(i // 4), rng=np.random.default_rng([7, i]))
+        for i in range(count)
+    ]
+    return Rollout(lambda: gym.make(ID, **env_kwargs), policy).collect(specs)
 
 
 @pytest.fixture
@@ -45,34 +38,30 @@ def make_policy(model, tokenizer, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("attention", "context", "sampling"),
+    ("attention", "context", "sampling", "slots"),
     [
-        ("eager", "full", {"temperature": 0.0}),
-        ("sdpa", {"name": "window", "turns": 1}, {"temperature": 0.7, "top_k": 20, "top_p": 0.9}),
+        ("eager", "full", {"temperature": 0.0}, {}),
+        ("sdpa", "full", {}, {"max_batch_size": 3}),
+        ("sdpa", {"name": "window", "turns": 1}, {"temperature": 0.7, "top_k": 20, "top_p": 0.9},
+         {}),
     ],
-)
+)  # fmt: skip
 def test_an_episode_is_the_same_in_slots_and_batch_by_batch(
-    make_policy, model, attention, context, sampling
+    make_policy, model, attention, context, sampling, slots
 ):
     model.set_attn_implementation(attention)
-    in_slots = roll_out(make_policy(**sampling), 8, context=context)
+    in_slots = roll_out(make_policy(**sampling, **slots), 8, context=context)
     in_batches = roll_out(make_policy(in_batches=True, **sampling), 8, context=context)
     assert max(len(t.transitions) for t in in_slots) > 1
-    assert tokens(in_slots) == tokens(in_batches)
     for one, other in zip(in_slots, in_batches, strict=True):
         for a, b in zip(one.transitions, other.transitions, strict=True):
-            assert a.prompt_ids == b.prompt_ids
+            assert (a.prompt_ids, a.completion_ids) == (b.prompt_ids, b.completion_ids)
             assert np.abs(a.logprobs - b.logprobs).max() < 1e-4
 
 
-def test_fewer_slots_than_episodes_change_nothing(make_policy):
-    many = roll_out(make_policy(), 8)
-    assert tokens(roll_out(make_policy(max_batch_size=3), 8)) == tokens(many)
-
-
-@pytest.fixture
-def forwarded(model, monkeypatch):
-    """The shape of each forward pass, and how many tokens of it are no padding."""
+def test_new_tokens_of_a_state_and_equal_states_of_a_group_are_prefilled_once(
+    make_policy, model, monkeypatch
+):
     passes, forward = [], type(model).forward
 
     def counting(self, input_ids, position_ids, **rest):
@@ -82,21 +71,15 @@ def forwarded(model, monkeypatch):
         return forward(self, input_ids=input_ids, position_ids=position_ids, **rest)
 
     monkeypatch.setattr(model, "forward", counting.__get__(model))
-    return passes
-
-
-def test_only_the_new_tokens_of_an_extended_state_are_prefilled(make_policy, forwarded):
     (episode,) = roll_out(make_policy(), 1)
     last = episode.transitions[-1]
     assert len(episode.transitions) > 1
     # every token once, but the last one sampled: nothing comes after it
     expected = len(last.prompt_ids) + len(last.completion_ids) - 1
-    assert sum(real for _, real in forwarded) == expected
-
-
-def test_equal_first_states_of_a_group_are_prefilled_once(make_policy, forwarded):
+    assert sum(real for _, real in passes) == expected
+    passes.clear()
     roll_out(make_policy(), 8)
-    (prefilled, _), (decoded, _) = forwarded[:2]
+    (prefilled, _), (decoded, _) = passes[:2]
     assert prefilled[0] == 2  # two groups of four
     assert prefilled[1] > 1
     assert decoded == (8, 1)
@@ -106,38 +89,36 @@ def test_slots_support_full_attention_only(model):
     settings = SamplingSettings(max_new_tokens=1, eos_token_ids=(0,), pad_token_id=0)
     assert can_serve(model, settings)
     assert not can_serve(model, replace(settings, repetition_penalty=1.1))
-    sliding = Qwen2Config(
-        vocab_size=10, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
-        num_attention_heads=1, num_key_value_heads=1, use_sliding_window=True, sliding_window=4,
-        max_window_layers=0,
-    )  # fmt: skip
-    assert not can_serve(Qwen2ForCausalLM(sliding), settings)
+    sizes = dict.fromkeys(["vocab_size", "hidden_size", "intermediate_size"], 8)
+    heads = dict.fromkeys(["num_hidden_layers", "num_attention_heads", "num_key_value_heads"], 1)
+    window = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0}
+    assert not can_serve(Qwen2ForCausalLM(Qwen2Config(**sizes, **heads, **window)), settings)
 
 
 def test_the_slot_of_an_idle_episode_is_reclaimed_without_loss(make_policy):
     env = gym.make(ID)
     _, info = env.reset(options={"task": 0})
 
-    def request():
-        return GenerationRequest(
+    def add(key):
+        stream.add(key, GenerationRequest(
             episode_id=0, messages=info["messages"], tools=info["tools"], previous=None,
             rng=np.random.default_rng(3),
-        )  # fmt: skip
+        ))  # fmt: skip
 
-    def finish(stream):
+    def finish():
         ready = []
         while stream.has_requests and not ready:
             ready = stream.advance()
         return [(key, generation.completion_ids) for key, generation in ready]
 
     stream = make_policy(max_batch_size=1).open_stream()
-    stream.add(0, request())
-    ((_, expected),) = finish(stream)
-    stream.add(1, request())
+    add(0)
+    ((_, expected),) = finish()
+    add(1)
     for _ in range(3):
         assert stream.advance() == []  # 0 may still come back
     stream.mark_idle(0)
-    assert finish(stream) == [(1, expected)]
+    assert finish() == [(1, expected)]
     stream.mark_idle(1)
-    stream.add(0, request())
-    assert finish(stream) == [(0, expected)]
+    add(0)
+    assert finish() == [(0, expected)]
