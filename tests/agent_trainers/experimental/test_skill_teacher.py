@@ -13,9 +13,7 @@ from agent_trainers.algorithms.advantages import estimate
 from agent_trainers.batching.micro_batch import select_rows
 from agent_trainers.experimental.skills.distillation import distillation_loss
 from agent_trainers.experimental.skills.skills import best_other, find_success
-from agent_trainers.trainers.config import StepPPOConfig
 from agent_trainers.trainers.grpo import StepGRPOTrainer
-from agent_trainers.trainers.ppo import StepPPOTrainer
 from tests.agent_trainers.gradients import assert_close, gradient, micro_batches
 
 DISTILLATION = "agent_trainers.experimental.skills:SkillDistillation"
@@ -24,15 +22,11 @@ ID = "AgentR1/SyntheticMultiHop-v0"
 
 @pytest.fixture
 def make_trainer(tiny_policy, tokenizer, make_config):
-    def make(
-        env=ID, model=tiny_policy, kind=StepGRPOTrainer, peft_config=None, weight=0, **changes
-    ):
-        config = [StepPPOConfig] if kind is StepPPOTrainer else []
-        settings = {"weight": weight, "skills": changes.pop("skills", "group")}
+    def make(weight=0, skills="group", peft_config=None, **changes):
         if weight:
-            changes["extensions"] = json.dumps({DISTILLATION: settings})
-        return kind(
-            model, env, make_config(*config, **changes), processing_class=tokenizer,
+            changes["extensions"] = json.dumps({DISTILLATION: {"weight": weight, "skills": skills}})
+        return StepGRPOTrainer(
+            tiny_policy, ID, make_config(**changes), processing_class=tokenizer,
             peft_config=peft_config,
         )  # fmt: skip
 
@@ -98,7 +92,10 @@ def test_the_gradient_is_that_of_each_step_by_itself(
     make_trainer, tokenizer, scored, shown, weight, merge_steps
 ):
     trainer = make_trainer(advantage_estimator="grpo_step", weight=weight)
-    ours = gradient(trainer, micro_batches(trainer, scored, merge_steps=merge_steps))
+    (batch,) = micro_batches(trainer, scored, merge_steps=merge_steps)
+    taught = batch["skill_mask"].any(dim=1)  # all of an action is taught or nothing of it
+    assert batch["skill_mask"][taught].equal(batch["action_mask"][taught])
+    ours = gradient(trainer, [batch])
     expected = reference_gradient(trainer, tokenizer, scored, shown, weight)
     assert expected.abs().max() > 1e-2
     assert_close(ours, expected)
@@ -114,7 +111,8 @@ def test_the_teachers_say_on_older_samples_is_weighed_with_their_bounded_ratio(
             parameter.add_(0.02 * torch.sign(parameter))  # the policy moves, its teacher stays
     ours = gradient(trainer, [batch])
     trainer.model.zero_grad()
-    logprobs = trainer.scorer.score(trainer.model, whole(trainer, batch)).logprobs
+    whole = select_rows(batch, range(len(batch["prompt_ids"])), merge_equal=False)
+    logprobs = trainer.scorer.score(trainer.model, whole).logprobs
     ratio = (logprobs.detach() - batch["old_per_token_logps"]).exp()
     assert (ratio * batch["skill_mask"]).max() > 2.0
     loss = ratio.clamp(max=2) * (logprobs.detach() - batch["teacher_per_token_logps"]) * logprobs
@@ -123,24 +121,9 @@ def test_the_teachers_say_on_older_samples_is_weighed_with_their_bounded_ratio(
     assert_close(ours, torch.cat(expected))
 
 
-def whole(trainer, batch):
-    """The batch as one micro-batch whose rows all go through the model."""
-    return select_rows(batch, range(len(batch["prompt_ids"])), merge_equal=False)
-
-
-def record_batches(scorer):
-    """Batches of which log-probabilities are evaluated from now on."""
-    batches, evaluate = [], scorer.evaluate_logprobs
-    scorer.evaluate_logprobs = lambda policy, batch, **at: (
-        batches.append(batch) or evaluate(policy, batch, **at)
-    )
-    return batches
-
-
 def test_only_the_teacher_reads_skills(make_trainer, tokenizer):
     plain, taught = make_trainer(), make_trainer(weight=1.0)
-    read = []
-    look = taught.scorer.evaluate_logprobs
+    read, look = [], taught.scorer.evaluate_logprobs
     taught.scorer.evaluate_logprobs = lambda policy, batch, **at: (
         read.append(batch) or look(policy, batch, **at)
     )
@@ -159,23 +142,6 @@ def test_only_the_teacher_reads_skills(make_trainer, tokenizer):
     assert all(" ".join(map(str, heading)) in prompt for prompt in prompts)
     taught.evaluate(eval_dataset=Dataset.from_dict({"task": [0, 1]}))
     assert len(read) == 1  # none in evaluation
-
-
-def test_a_skill_stands_in_the_first_state_and_masks_stay(make_trainer, tokenizer, scored, shown):
-    trainer = make_trainer(weight=0.5)
-    read = record_batches(trainer.scorer)
-    (batch,) = micro_batches(trainer, scored)
-    rows = [i for i, row in enumerate(trainer.last_batch.rows) if shown[row.episode] is not None]
-    for number, i in enumerate(rows):
-        row = trainer.last_batch.rows[i]
-        ids = read[0]["prompt_ids"][number][read[0]["prompt_mask"][number].bool()].tolist()
-        hint = note(tokenizer, scored[shown[row.episode]])
-        place = len(ids) - len(row.prompt_ids) + row.prompt_ids.index(3, 5)  # the second <|im_end|>
-        assert ids[place - len(hint) : place] == hint
-        assert ids[: place - len(hint)] + ids[place:] == row.prompt_ids
-    taught = batch["skill_mask"].any(dim=1)
-    assert batch["skill_mask"][taught].equal(batch["action_mask"][taught])
-    assert int(taught.sum()) == len(rows) == 7
 
 
 def test_no_episode_is_shown_itself_nor_a_failure(scored, shown):
@@ -203,25 +169,22 @@ def test_a_task_has_its_own_skill_or_the_one_for_all(make_trainer, tmp_path, sco
     assert not batch["skill_mask"].any()
 
 
-@pytest.mark.parametrize(
-    ("text", "error", "named"),
-    [
-        ('{"task_id": "1"}', DataError, "row 1: a row must be"),
-        ('{"skill": "a"}\n{"skill": "b", "task_id": [1]}', DataError, "row 2: a row must be"),
-        ("", DataError, "contains no skills"),
-        (None, ConfigurationError, "weight must be in"),
-    ],
-)
-def test_what_cannot_be_taught_is_refused(make_trainer, tmp_path, text, error, named):
+@pytest.mark.parametrize(("text", "named"), [
+    ('{"task_id": "1"}', "row 1: a row must be"),
+    ('{"skill": "a"}\n{"skill": "b", "task_id": [1]}', "row 2: a row must be"),
+    ("", "contains no skills"),
+])  # fmt: skip
+def test_files_without_skills_are_refused(make_trainer, tmp_path, text, named):
     path = tmp_path / "skills.jsonl"
-    path.write_text(text or "")
-    with pytest.raises(error, match=named):
-        make_trainer(
-            weight=1.5 if text is None else 0.5, skills="group" if text is None else str(path)
-        )
+    path.write_text(text)
+    with pytest.raises(DataError, match=named):
+        make_trainer(weight=0.5, skills=str(path))
 
 
-def test_a_template_that_hides_where_a_message_ends_is_refused(make_trainer, tokenizer):
+def test_weights_and_templates_that_cannot_teach_are_refused(make_trainer, tokenizer):
+    with pytest.raises(ConfigurationError, match="weight must be in"):
+        make_trainer(weight=1.5)
+    # it hides where a message ends
     tokenizer.chat_template = "{{ tools }} {% for m in messages %}{{ m.content }} {% endfor %}"
     with pytest.raises(ConfigurationError, match="SkillDistillation"):
         make_trainer(weight=0.5)
@@ -249,15 +212,16 @@ def test_distillation_is_trls_sdpo_on_sampled_tokens_with_its_bounded_ratio():
     student.requires_grad_()
     tokens = torch.randint(7, (2, 5), generator=rng)
 
-    def logprobs(logits):
-        return logits.log_softmax(-1).gather(2, tokens[..., None])[..., 0]
-
-    old = logprobs(student).detach() + torch.randn(2, 5, generator=rng)
+    ours, taught = (
+        x.log_softmax(-1).gather(2, tokens[..., None])[..., 0] for x in (student, teacher)
+    )
+    old = ours.detach() + torch.randn(2, 5, generator=rng)
     theirs = compute_sampled_token_self_distillation_loss(
         student, teacher, tokens, distillation_alpha=1.0
     )
-    theirs = apply_importance_sampling_clipping(theirs, logprobs(student), old, clip_coeff=2.0)
-    ours = distillation_loss(logprobs(student), old, logprobs(teacher))
-    gradients = [torch.autograd.grad(loss.sum(), student)[0] for loss in (ours, theirs)]
-    assert_close(*gradients)
-    assert_close(ours, theirs)
+    theirs = apply_importance_sampling_clipping(theirs, ours, old, clip_coeff=2.0)
+    loss = distillation_loss(ours, old, taught)
+    assert_close(loss, theirs)
+    assert_close(
+        *(torch.autograd.grad(x.sum(), student, retain_graph=True)[0] for x in (loss, theirs))
+    )
