@@ -94,6 +94,9 @@ def test_the_commands_files_and_settings_that_a_page_names_exist(page, tmp_path)
     text = page.read_text(encoding="utf-8")
     for path in re.findall(r"`((?:agent_\w+|benchmarks|docs|examples|tests)/[\w./-]*)`", text):
         assert (ROOT / path).exists() or (ROOT / "benchmarks" / path).exists(), path
+    if names := set(re.findall(r"`(test_\w+)`", text)):
+        sources = [file.read_text(encoding="utf-8") for file in (ROOT / "tests").rglob("test_*.py")]
+        assert names <= set(re.findall(r"def (test_\w+)", "".join(sources)))
     if page == ROOT / "docs" / "leaderboard.md":
         (block,) = blocks(page, "yaml")
         (tmp_path / "mine.yaml").write_text(block, encoding="utf-8")
