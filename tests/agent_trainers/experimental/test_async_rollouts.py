@@ -5,6 +5,7 @@ and server. Its attention kernel, which runs on GPUs alone, is replaced by the s
 """
 
 import types
+from unittest import mock
 
 import gymnasium as gym
 import numpy as np
@@ -46,16 +47,14 @@ def stand_in(tiny_policy, tokenizer):
         yield stand_in
 
 
-def connect(url, tokenizer, **options):
+@pytest.fixture
+def policy(stand_in, tokenizer):
     settings = SamplingSettings(
         max_new_tokens=MAX_NEW_TOKENS, eos_token_ids=(tokenizer.eos_token_id,)
     )
-    return VLLMServerPolicy(url, ChatRenderer(tokenizer), settings, **options)
-
-
-@pytest.fixture
-def policy(stand_in, tokenizer):
-    policy = connect(stand_in.url, tokenizer, max_concurrency=8, max_retries=1)
+    policy = VLLMServerPolicy(
+        stand_in.url, ChatRenderer(tokenizer), settings, max_concurrency=8, max_retries=1
+    )
     yield policy
     policy.close()
 
@@ -85,32 +84,6 @@ def test_every_step_is_a_sample_with_its_own_advantage(policy):
             assert (sample.group_id, sample.model_version) == (3, 2)
         assert samples[0].metrics["reward"] == pytest.approx(sum(trajectory.rewards))
         assert all(not sample.metrics for sample in samples[1:])
-
-
-class DirectTransfer:
-    """Gives the stand-in the trainer's weights, as NCCL would."""
-
-    def __init__(self, stand_in):
-        self._stand_in, self.calls = stand_in, []
-
-    def init_weight_transfer(self):
-        self.calls.append("init")
-
-    def pause(self):
-        self.calls.append("pause")
-
-    def send_weights(self, iterator):
-        self.calls.append("send")
-        parameters = dict(self._stand_in.model.named_parameters())
-        with self._stand_in._lock, torch.no_grad():
-            for name, tensor in iterator:
-                parameters[name].copy_(tensor)
-
-    def resume(self):
-        self.calls.append("resume")
-
-    def destroy(self):
-        self.calls.append("destroy")
 
 
 def attention(query, key, value, ends_q, ends_k, *_, softmax_scale, causal, window_size):
@@ -144,7 +117,15 @@ def test_trls_asynchronous_trainer_learns_from_our_steps(
     worker = EnvironmentRolloutWorker(
         make_env, policy, range(100), num_generations=4, num_groups_at_once=1
     )
-    transfer = DirectTransfer(stand_in)
+
+    def send(iterator):
+        parameters = dict(stand_in.model.named_parameters())
+        with stand_in._lock, torch.no_grad():
+            for name, tensor in iterator:
+                parameters[name].copy_(tensor)
+
+    transfer = mock.Mock()  # gives the stand-in the trainer's weights, as NCCL would
+    transfer.send_weights.side_effect = send
     trainer = AsyncGRPOTrainer(
         model=tiny_policy,
         args=AsyncGRPOConfig(
@@ -171,7 +152,7 @@ def test_trls_asynchronous_trainer_learns_from_our_steps(
     assert max((weights[name] - start[name]).abs().max() for name in start) > 1e-3
     for name, parameter in stand_in.model.named_parameters():  # the server follows
         assert torch.equal(parameter, weights[name])
-    assert transfer.calls.count("send") >= 2
+    assert transfer.send_weights.call_count >= 2
     assert not any(thread.is_alive() for thread in worker._threads)
 
 

@@ -85,19 +85,17 @@ def pit(task=4):
     return play(["on", "pit", "on", "on", "on", "on"], task=task)
 
 
-@pytest.mark.parametrize(
-    ("actions", "lost"),
-    [
-        (["on", "pit", "on", "on", "on", "on"], 1),
-        (["wait", "on", "back", "pit", "on", "on"], 3),
-        # no pit: six turns for three steps, so after the fourth wait two turns are too few
-        (["wait", "wait", "wait", "wait", "on", "on"], 3),
-        (["on", "on", "wait", "wait", "wait", "wait"], 5),
-        (["pit", "pit", "on", "on", "on", "on"], 0),
-    ],
-)
+@pytest.mark.parametrize(("actions", "lost"), [
+    ("on pit on on on on", 1),
+    ("wait on back pit on on", 3),
+    # no pit: six turns for three steps, so after the fourth wait two turns are too few
+    ("wait wait wait wait on on", 3),
+    ("on on wait wait wait wait", 5),
+    ("pit pit on on on on", 0),
+])  # fmt: skip
 @pytest.mark.parametrize("make_env", [Corridor, Clueless])
 def test_the_oracle_names_the_step_after_which_it_cannot_win(make_env, actions, lost):
+    actions = actions.split()
     (found,) = diagnose_by_oracle(make_env, [play(actions, make_env)])
     assert found.lost_step == lost
     env = Corridor()
@@ -116,24 +114,21 @@ def test_where_the_reference_actions_lead_nowhere_no_step_is_named():
         def reference_actions(self):
             return ["on"]
 
-    for make_env in (Partial, Short):
-        (found,) = diagnose_by_oracle(make_env, [play(["pit"] * 6)])
-        assert (found.lost_step, found.note) == (None, NEVER_SOLVED)
-
     class Silent(Corridor):
         reference_actions = None
 
-    with pytest.raises(ConfigurationError, match="no reference_actions"):
-        diagnose_by_oracle(Silent, [play(["pit"] * 6)])
-
-
-def test_another_environment_than_the_one_that_was_played_is_refused():
     class Longer(Corridor):
         def info(self):
             return super().info() | {"messages": [{"role": "user", "content": "another"}]}
 
-    with pytest.raises(ReplayError, match="after 0 of"):
-        diagnose_by_oracle(Longer, [play(["pit"] * 6)])
+    lost = [play(["pit"] * 6)]
+    for make_env in (Partial, Short):
+        (found,) = diagnose_by_oracle(make_env, lost)
+        assert (found.lost_step, found.note) == (None, NEVER_SOLVED)
+    with pytest.raises(ConfigurationError, match="no reference_actions"):
+        diagnose_by_oracle(Silent, lost)
+    with pytest.raises(ReplayError, match="after 0 of"):  # another than the one that was played
+        diagnose_by_oracle(Longer, lost)
 
 
 def test_an_episode_that_breaks_or_cannot_be_repeated_leaves_the_others_alone():
@@ -198,17 +193,14 @@ def test_failed_episodes_are_named_in_table_figures_and_page(lost, capsys):
     assert (lost / "lost.diagnosis.html").read_text().count("this step lost it") == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((), "Pass a file of episodes"),
-        (("lost.jsonl", "--num_episodes", "0"), "--num_episodes must be at least 1"),
-        (("missing.jsonl",), "cannot be read (No such file or directory)"),
-        (("bad.jsonl",), "row 1: not a trajectory (KeyError: 'transitions')"),
-        (("won.jsonl",), "none of the 1 episodes failed"),
-        (("unmeasured.jsonl",), "row 1: the episode's metrics have no 'success' (found: score)"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), [
+    ((), "Pass a file of episodes"),
+    (("lost.jsonl", "--num_episodes", "0"), "--num_episodes must be at least 1"),
+    (("missing.jsonl",), "cannot be read (No such file or directory)"),
+    (("bad.jsonl",), "row 1: not a trajectory (KeyError: 'transitions')"),
+    (("won.jsonl",), "none of the 1 episodes failed"),
+    (("unmeasured.jsonl",), "row 1: the episode's metrics have no 'success' (found: score)"),
+])  # fmt: skip
 def test_wrong_options_and_files_are_refused(lost, capsys, arguments, message):
     with pytest.raises(SystemExit) as exit_:
         run_command(PROGRAM, diagnose, [*arguments, *ENV])

@@ -27,25 +27,11 @@ from agent_trainers.experimental.values.training import (
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.trainers.config import StepPPOConfig
 from agent_trainers.trainers.ppo import CriticModel, StepPPOTrainer, save_critic
-from agent_trainers.trajectory import StopReason, Trajectory, Transition, load_trajectories
+from agent_trainers.trajectory import StopReason, load_trajectories
+from tests.agent_trainers.experimental.made import trajectory, transition
 
 ID = "AgentR1/SyntheticMultiHop-v0"
 SHORT = ["--num_tasks", "5", "--tasks_at_once", "3", "--epochs", "1"]
-
-
-def transition(prompt, completion, reward=0.0):
-    return Transition(
-        messages=[{"role": "user", "content": "q"}], prompt_ids=prompt, completion_ids=completion,
-        logprobs=np.zeros(len(completion), np.float32), action="a", reward=reward,
-        reward_terms={}, terminated=False, truncated=False, info={},
-    )  # fmt: skip
-
-
-def trajectory(task, *transitions, success=0.0, start=0, stop_reason=StopReason.ANSWERED):
-    return Trajectory(
-        task_id=task, group_id=task, transitions=list(transitions), metrics={"success": success},
-        timings={}, stop_reason=stop_reason, start=start,
-    )  # fmt: skip
 
 
 @pytest.fixture
@@ -75,17 +61,14 @@ def test_the_outcome_of_a_step_is_success_or_the_discounted_return_from_there_on
 
 def test_a_state_is_worth_the_mean_outcome_of_what_branched_off_it():
     first, good, bad = transition([1], [2]), transition([1, 2, 5], [3]), transition([1, 2, 5], [4])
-    played = [
-        part
-        for task in "abcde"
-        for part in (
+    played = []
+    for task in "abcde":
+        played += [
             trajectory(task, first, good, success=1.0),
             trajectory(task, first, good, success=1.0, start=1),
-            trajectory(task, first, bad, start=1),
-            trajectory(task, first, bad, start=1),
+            *[trajectory(task, first, bad, start=1)] * 2,
             trajectory(task, first, bad, stop_reason=StopReason.POLICY_ERROR, start=1),  # no say
-        )
-    ]
+        ]
     sets = make_sets(played, "success", 1.0, np.random.default_rng(0))
     sizes = [sum(len(e.outcomes) for row in rows for e in row) // 8 for rows in sets]
     assert sizes == [3, 1, 1]
@@ -172,7 +155,6 @@ def test_a_saved_value_is_the_same_when_it_is_loaded(folder, critic, tokenizer, 
     sequences = [[5, 6], [5, 6, 7]]
     expected = ProcessValue(critic, ChatRenderer(tokenizer)).values(sequences)
     assert ProcessValue.load(folder).values(sequences) == pytest.approx(expected, abs=1e-6)
-    assert expected[0] != expected[1]
     with pytest.raises(ConfigurationError, match=r"experimental\.values"):
         ProcessValue.load(tiny_policy)
 
@@ -186,27 +168,26 @@ def make_trainer(tiny_policy, tokenizer, make_config):
     return make
 
 
-def test_ppo_begins_with_a_process_value(make_trainer, played, folder):
-    trainer = make_trainer(critic_model=str(folder))
+@pytest.mark.parametrize("kind", ["head", "own", "value"])
+def test_the_critic_of_a_run_is_a_process_value_and_begins_with_one(
+    make_trainer, tiny_policy, played, folder, kind
+):
+    start = {"head": None, "own": tiny_policy, "value": str(folder)}[kind]
+    trainer = make_trainer(critic_model=start)
     batch = trainer.builder.build(trainer.model, played[:1], {}).record
-    value = trainer.values(batch.tensors)[0, 0].item()
-    first = ProcessValue.load(folder).values([played[0].transitions[0].prompt_ids])
-    assert value == pytest.approx(first[0], abs=1e-5)
-    assert abs(value) > 1e-3  # a critic that knows nothing says 0
+    state = played[0].transitions[0].prompt_ids
 
+    def assert_same(saved):
+        found = trainer.values(batch.tensors)[0, 0].item()
+        assert ProcessValue.load(saved).values([state]) == pytest.approx([found], abs=1e-5)
+        assert abs(found) > 1e-3  # a critic that knows nothing says 0
 
-@pytest.mark.parametrize("kind", ["head", "own"])
-def test_the_critic_of_a_run_is_a_process_value(make_trainer, tiny_policy, played, kind):
-    trainer = make_trainer(critic_model=tiny_policy if kind == "own" else None)
+    if kind == "value":
+        assert_same(folder)
     for parameter in trainer.critic.parameters():
         parameter.data.add_(0.01)
     trainer.save_model()
-    batch = trainer.builder.build(trainer.model, played[:1], {}).record
-    expected = trainer.values(batch.tensors)[0, 0].item()
-    value = ProcessValue.load(trainer.args.output_dir)
-    state = played[0].transitions[0].prompt_ids
-    assert value.values([state]) == pytest.approx([expected], abs=1e-5)
-    assert expected != 0.0
+    assert_same(trainer.args.output_dir)
 
 
 def test_as_a_potential_it_adds_up_to_the_value_of_the_first_state(folder):
@@ -275,25 +256,17 @@ def test_a_value_is_trained_resumed_and_searched_with(tmp_path, monkeypatch, cap
     assert all(name in shown for name in STRATEGIES)
 
 
-@pytest.mark.parametrize(
-    ("command", "arguments", "error", "words"),
-    [
-        (search, ["--strategies", "best_ov"], UnknownNameError, "best_of"),
-        (search, ["--strategies", "best_of"], ConfigurationError, r"experimental\.values"),
-        (search, ["--budget_steps", "0"], ConfigurationError, "budget_steps"),
-        (search, ["--value", "nowhere"], ConfigurationError, "critic.safetensors"),
-        (
-            value_command,
-            ["--base_url", "http://localhost:1/v1", "--model", "m"],
-            ConfigurationError,
-            "server",
-        ),
-        (value_command, ["--num_tasks", "2"], ConfigurationError, "at least 3"),
-        (value_command, ["--gamma", "2"], ConfigurationError, "gamma"),
-        (value_command, ["--target", "sucess"], UnknownNameError, "success"),
-    ],
-)
+@pytest.mark.parametrize(("command", "arguments", "error", "words"), [
+    (search, "--strategies best_ov", UnknownNameError, "best_of"),
+    (search, "--strategies best_of", ConfigurationError, r"experimental\.values"),
+    (search, "--budget_steps 0", ConfigurationError, "budget_steps"),
+    (search, "--value nowhere", ConfigurationError, "critic.safetensors"),
+    (value_command, "--base_url http://localhost:1/v1 --model m", ConfigurationError, "server"),
+    (value_command, "--num_tasks 2", ConfigurationError, "at least 3"),
+    (value_command, "--gamma 2", ConfigurationError, "gamma"),
+    (value_command, "--target sucess", UnknownNameError, "success"),
+])  # fmt: skip
 def test_wrong_options_are_refused(command, arguments, error, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(error, match=words):
-        command.run(arguments)
+        command.run(arguments.split())

@@ -1,6 +1,7 @@
 import copy
 import functools
 import itertools
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -12,7 +13,8 @@ from agent_trainers.experimental.search.search import STRATEGIES, SearchRollout,
 from agent_trainers.policies import ScriptedPolicy
 from agent_trainers.policies.policy import Generation
 from agent_trainers.rollout.episode import EpisodeSpec
-from agent_trainers.trajectory import StopReason, Trajectory, Transition
+from agent_trainers.trajectory import StopReason
+from tests.agent_trainers.experimental.made import trajectory, transition
 
 LENGTH = 3
 ORACLE = "oracle_best_of"
@@ -128,7 +130,7 @@ def search(name, make_env=limited, *, on=None, budget=60, policy=None, value=Non
 
 
 def actions(trajectories):
-    return [[t.action for t in trajectory.transitions] for trajectory in trajectories]
+    return [[t.action for t in played.transitions] for played in trajectories]
 
 
 @pytest.mark.parametrize("name", [*GUIDED, ORACLE])
@@ -153,13 +155,12 @@ def test_searches_stay_within_the_budget_including_replayed_steps(name, make_env
     steps = []
     found = search(name, functools.partial(make_env, steps=steps), budget=13)
     assert len(steps) == sum(t.metrics["search_steps"] for t in found)
-    for trajectory in found:
-        assert trajectory.metrics["search_steps"] <= 13
-        assert (trajectory.stop_reason, trajectory.start) == (StopReason.ANSWERED, 0)
+    for played in found:
+        assert played.metrics["search_steps"] <= 13
+        assert (played.stop_reason, played.start) == (StopReason.ANSWERED, 0)
         env = limited()
-        env.reset(options={"task": int(trajectory.task_id)})
-        rewards = [env.step(t.action)[1] for t in trajectory.transitions]
-        assert rewards == trajectory.rewards
+        env.reset(options={"task": int(played.task_id)})
+        assert [env.step(t.action)[1] for t in played.transitions] == played.rewards
     whole = search("vote", make_env, budget=12, on=specs(1))[0]
     assert whole.usage["calls"] == whole.metrics["search_steps"] == 12
 
@@ -178,9 +179,9 @@ def test_failures_fail_their_own_episode_only():
     found = search("best_first", functools.partial(limited, fault=(1, 2)))
     assert [t.is_scorable for t in found] == [True, False, True]
     assert "broken" in found[1].error
-    for trajectory in search("best_first", lambda: Unsaved(TimeLimit(Drifting(), LENGTH))):
-        assert not trajectory.is_scorable
-        assert "the replayed messages" in trajectory.error
+    for played in search("best_first", lambda: Unsaved(TimeLimit(Drifting(), LENGTH))):
+        assert not played.is_scorable
+        assert "the replayed messages" in played.error
     # results do not depend on the other episodes
     together = search("best_first", on=specs(4))
     assert actions(together)[2:3] == actions(search("best_first", on=specs(4)[2:3]))
@@ -194,37 +195,24 @@ def test_vote_returns_the_most_frequent_answer():
 
 
 def test_a_value_that_is_nan_is_an_error():
-    class Broken(Judge):
-        def values(self, sequences):
-            return [float("nan")] * len(sequences)
-
+    broken = SimpleNamespace(values=lambda sequences: [float("nan")] * len(sequences))
     with pytest.raises(RolloutError, match="NaN"):
-        search("best_of", on=specs(1), value=Broken())
+        search("best_of", on=specs(1), value=broken)
 
 
-@pytest.mark.parametrize(
-    ("second", "context", "scores"),
-    [
-        # values 0.1, 0.2 of the first state and action, 0.4, 0.7 of the second
-        pytest.param(["q", "a", "r"], None, [0.1, 0.4, 0.7], id="continues"),
-        pytest.param(["r"], {"reason": "window"}, [0.1, 0.4, 0.7], id="rewritten"),
-        # another one begins at 0.4: what it adds to it counts from 0.2 on
-        pytest.param(["next"], None, [0.1, 0.2, 0.5], id="new conversation"),
-    ],
-)
+@pytest.mark.parametrize(("second", "context", "scores"), [
+    # values 0.1, 0.2 of the first state and action, 0.4, 0.7 of the second
+    pytest.param(["q", "a", "r"], None, [0.1, 0.4, 0.7], id="continues"),
+    pytest.param(["r"], {"reason": "window"}, [0.1, 0.4, 0.7], id="rewritten"),
+    # another one begins at 0.4: what it adds to it counts from 0.2 on
+    pytest.param(["next"], None, [0.1, 0.2, 0.5], id="new conversation"),
+])  # fmt: skip
 def test_scores_add_up_over_conversations(second, context, scores):
     def step(contents, number, info):
         messages = [{"role": "user", "content": content} for content in contents]
-        return Transition(
-            messages=messages, prompt_ids=[number], completion_ids=[9], logprobs=np.zeros(1),
-            action="a", reward=0.0, reward_terms={}, terminated=False, truncated=False, info=info,
-        )  # fmt: skip
+        return transition([number], [9], messages=messages, info=info)
 
-    class Table:
-        def values(self, sequences):
-            return [{(0,): 0.1, (0, 9): 0.2, (1,): 0.4, (1, 9): 0.7}[tuple(s)] for s in sequences]
-
-    steps = [step(["q"], 0, {"context": context}), step(second, 1, {})]
-    trajectory = Trajectory(task_id="t", group_id="t", transitions=steps, metrics={}, timings={},
-                            stop_reason=StopReason.ANSWERED)  # fmt: skip
-    assert score_states(trajectory, Table()) == pytest.approx(scores)
+    table = {(0,): 0.1, (0, 9): 0.2, (1,): 0.4, (1, 9): 0.7}
+    value = SimpleNamespace(values=lambda sequences: [table[tuple(s)] for s in sequences])
+    played = trajectory("t", step(["q"], 0, {"context": context}), step(second, 1, {}))
+    assert score_states(played, value) == pytest.approx(scores)
