@@ -73,7 +73,9 @@ def test_failures_beyond_the_limit_count_as_failures(tmp_path, data_folder):
     assert (cell["success"].mean, cell["num_faults"], cell["num_episodes"]) == (1 / 8, 7, 8)
     assert cell["stop_reasons"]["timeout"] == 7
     assert board.overall["some"].mean == pytest.approx((1 / 8 + 1) / 2)
-    assert "(7 failures)" in make_markdown(board)
+    text = make_markdown(board)
+    assert "(7 failures)" in text
+    assert f"`{LICENSED}` (own data: only who holds them can check)" in text
 
 
 def test_a_few_failures_are_left_out(board):
@@ -83,12 +85,6 @@ def test_a_few_failures_are_left_out(board):
     few = [*results[:98], replace(fault, task=98), replace(fault, task=99)]
     many = [*results[:97], *(replace(fault, task=task) for task in range(97, 100))]
     assert (len(counted(few)), len(counted(many))) == (98, 100)
-
-
-def test_scores_of_another_measure_are_marked(board):
-    assert board.marks[PUBLIC] == " (own measure)"
-    assert board.marks[LICENSED] == " (own data: only who holds them can check)"
-    assert f"`{LICENSED}`{board.marks[LICENSED]}" in make_markdown(board)
 
 
 def test_samples_give_pass_at_k_and_pass_hat_k(board):
@@ -200,18 +196,9 @@ agents:
 """
 
 
-@pytest.fixture(scope="module")
-def attacked_run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("attacked")
-    return run(load_configs([write_config(folder, ATTACKED)]), folder / "run")
-
-
-@pytest.fixture(scope="module")
-def attacked_board(attacked_run):
-    return summarise(read_run(attacked_run))
-
-
-def test_an_attack_changes_what_an_agent_reads_and_not_the_answer(attacked_board):
+def test_an_attack_changes_what_an_agent_reads_and_counts_in_no_mean(tmp_path):
+    config = load_configs([write_config(tmp_path, ATTACKED)])
+    attacked_board = summarise(read_run(run(config, tmp_path / "run")))
     found = {(one["agent"], one["attack"]): one for one in under_attack(attacked_board)}
     reader = found["reader", "edits"]
     assert reader["clean"] == 1.0
@@ -223,13 +210,8 @@ def test_an_attack_changes_what_an_agent_reads_and_not_the_answer(attacked_board
     assert (oracle["clean"], oracle["attacked"], oracle["num_lost"]) == (1.0, 1.0, 0)
     assert found["reader", "injection"]["obeyed"] is not None
     assert found["oracle", "injection"]["obeyed"] == 0.0
-
-
-def test_attacked_environments_are_in_no_mean(attacked_board):
-    cells = [
-        attacked_board.cells[slug, "random"]["success"].mean for slug in ("hops", "table", "shell")
-    ]
-    assert attacked_board.overall["random"].mean == pytest.approx(sum(cells) / 3)
+    clean = [attacked_board.cells[e, "random"]["success"].mean for e in ("hops", "table", "shell")]
+    assert attacked_board.overall["random"].mean == pytest.approx(sum(clean) / 3)
 
 
 def test_an_attack_on_an_unknown_environment_is_named(tmp_path):

@@ -19,7 +19,6 @@ from agent_leaderboard.report.tables import (
     write_reports,
 )
 from agent_leaderboard.report.visible_text import csv_cell, markdown_cell, visible
-from agent_leaderboard.report.web_page import choose
 from tests.agent_leaderboard.runs import HOSTILE, LICENSED, PUBLIC, read_rows, write_rows
 
 QUESTION = "In which country was the director of Red Harbor born?"
@@ -126,11 +125,6 @@ def test_generated_environments_show_everything(public):
     assert episode["answers"]
     assert episode["steps"][0]["error"] == "no_action"
     assert "neither a tool call nor an answer" in episode["steps"][0]["observation"]
-    assert episode["why"] == [
-        "The episode ended by itself, but the task was not solved.",
-        "No reward for exact_match.",
-        "Errors: step 1 (no_action).",
-    ]
     solved = public["episodes"][f"{PUBLIC}/oracle"][0]
     assert solved["steps"][0]["call"].startswith('search(query="')
     assert solved["steps"][0]["terms"]["new_gold_passage"] > 0
@@ -151,10 +145,3 @@ def test_a_replay_that_differs_is_noted_and_not_shown(public):
     (broken,) = [one for one in public["episodes"][f"{PUBLIC}/oracle"] if one["note"]]
     assert "step 1 has reward 0.1, 0.6 was recorded" in broken["note"]
     assert broken["question"] is None
-
-
-def test_three_failures_are_shown_for_each_success(board):
-    line = board.run.results[PUBLIC, "some"][0]
-    lines = [replace(line, task=task, success=task % 2 == 0) for task in range(20)]
-    assert [one.task for one in choose(lines, 9)] == [1, 3, 5, 0, 7, 9, 11, 2, 13]
-    assert len(choose(lines, 100)) == 20

@@ -129,6 +129,8 @@ def test_nothing_of_a_sealed_run_can_be_guessed(small_run, small_data):
             action = f"<answer> {answer} </answer>"
             assert hashlib.sha256(action.encode()).hexdigest() not in published
             assert not {seal.close([[action]], place)[0][0] for seal in public} & {*row["actions"]}
+    for words in ("In which country", "Norway", "Red Harbor", "Ada Holm"):
+        assert words not in published
     for row in data:
         assert str(row["question"]) not in published
 
