@@ -15,16 +15,16 @@ from agent_envs import ConfigurationError, UnknownNameError
 from agent_trainers.batching import shared_prefix
 from agent_trainers.batching.micro_batch import select_rows
 from agent_trainers.trainers import generation, scorer
+from agent_trainers.trainers.ppo import StepPPOTrainer
 from agent_trainers.trajectory import StopReason
 from tests.agent_trainers.gradients import TOLERANCE, assert_close, gradient, micro_batches
+from tests.agent_trainers.trainers.test_own_functions import (
+    above_the_median,
+    above_the_value,
+    one_for_all,
+)
 
 ID = "AgentR1/SyntheticMultiHop-v0"
-
-
-@pytest.fixture
-def no_slots(monkeypatch):
-    """Let transformers generate batch by batch, as for models that slots do not support."""
-    monkeypatch.setattr(generation, "can_serve", lambda *_: False)
 
 
 def test_sharing_prompts_does_not_change_the_gradient(make_trainer, played, monkeypatch):
@@ -88,14 +88,9 @@ def test_micro_batches_under_a_token_budget_do_not_change_a_training_step(make_t
 def test_trained_tokens_are_the_sampled_ones_with_their_log_probabilities(make_trainer, played):
     trainer = make_trainer()
     (batch,) = micro_batches(trainer, played)
-    trained = sorted(
-        row[mask.bool()].tolist()
-        for row, mask in zip(batch["completion_ids"], batch["tool_mask"], strict=True)
-    )
-    sampled = sorted(
-        [i for t in episode.transitions for i in t.completion_ids] for episode in played
-    )
-    assert trained == sampled
+    pairs = zip(batch["completion_ids"], batch["tool_mask"].bool(), strict=True)
+    trained = sorted(row[mask].tolist() for row, mask in pairs)
+    assert trained == sorted([i for t in e.transitions for i in t.completion_ids] for e in played)
     recomputed = trainer.scorer.logprobs(trainer.model, batch, is_training=True)
     difference = (recomputed - batch["sampling_per_token_logps"]) * batch["tool_mask"]
     assert difference.abs().max() < 1e-4
@@ -104,6 +99,12 @@ def test_trained_tokens_are_the_sampled_ones_with_their_log_probabilities(make_t
     (alone,) = trainer.rollouts.collectors["train"].collect([spec])
     tokens = [[t.completion_ids for t in each.transitions] for each in (alone, played[3])]
     assert tokens[0] == tokens[1]
+    # without the loss mask, observations have a gradient
+    with_mask = gradient(trainer, [batch])
+    unmasked = make_trainer(loss_mask=False)
+    (batch,) = micro_batches(unmasked, played)
+    assert batch["tool_mask"].sum() > batch["action_mask"].sum() > 0
+    assert (gradient(unmasked, [batch]) - with_mask).abs().max() > 1e-3
 
 
 def test_settings_of_trl_stay_usable(make_trainer):
@@ -134,31 +135,37 @@ def test_a_run_logs_its_terms_closes_its_environments_and_saves_a_model_for_tran
             is_open.remove(self)
             super().close()
 
-    tasks = Dataset.from_dict({"task": [0, 1]})
-    trainer = make_trainer(env=lambda: Watched(gym.make(ID)), eval_dataset=tasks)
+    schedules = json.dumps({"new_gold_passage": {"kind": "linear", "start": 1.0, "end": 0.0}})
+    trainer = make_trainer(
+        env=lambda: Watched(gym.make(ID)), max_steps=2, reward_schedules=schedules,
+        eval_dataset=Dataset.from_dict({"task": list(range(6))}),
+    )  # fmt: skip
     trainer.train()
     assert not is_open
-    (entry,) = [e for e in trainer.state.log_history if "loss" in e]
-    assert {"reward", "success", "rewards/exact_match", "rewards/new_gold_passage", "step_time",
-            "metrics/f1", "episodes/answered", "time/generate_seconds"} <= set(entry)  # fmt: skip
-    assert entry["reward"] == pytest.approx(
-        entry["rewards/exact_match"] + entry["rewards/new_gold_passage"]
-    )
+    first, second = [e for e in trainer.state.log_history if "loss" in e]
+    assert {"success", "step_time", "metrics/f1", "episodes/answered",
+            "time/generate_seconds"} <= set(first)  # fmt: skip
+    for entry, factor in ((first, 1.0), (second, 0.5)):
+        assert entry["reward_factor/new_gold_passage"] == factor
+        terms = entry["rewards/exact_match"] + entry["rewards/new_gold_passage"]
+        assert entry["reward"] == pytest.approx(terms)
+        assert entry["reward"] == pytest.approx(entry["reward/outcome"] + entry["reward/process"])
+    played = trainer.trajectories["train"]
+    terms = [t.reward_terms["new_gold_passage"] for e in played for t in e.transitions]
+    mean = sum(terms) / len(played)
+    assert second["rewards/new_gold_passage"] == pytest.approx(0.5 * mean)
     trainer.save_model(str(tmp_path / "saved"))
     saved = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
     assert AutoTokenizer.from_pretrained(tmp_path / "saved").chat_template
     assert all(map(torch.equal, saved.parameters(), trainer.model.parameters()))
-    trainer.evaluate()
+    evaluated = trainer.evaluate()
+    trainer.state.global_step += 1
+    again = trainer.evaluate()
     assert not is_open
-
-
-def test_generation_config_of_the_model_does_not_reach_sampling(make_trainer, model, no_slots):
-    model.generation_config.no_repeat_ngram_size = 1
-    trainer = make_trainer(model=model)
-    trainer.train()
-    (logged,) = [entry for entry in trainer.state.log_history if "loss" in entry]
-    assert logged["sampling/sampling_logp_difference/max"] < 1e-3
-    assert trainer.model.generation_config.no_repeat_ngram_size == 1
+    for name in ("eval_success", "eval_reward"):
+        assert evaluated[name] == again[name]
+    tasks = [t.task_id for t in trainer.trajectories["eval"]]  # of the last evaluation only
+    assert len(tasks) == len(set(tasks)) == 6
 
 
 def test_divergence_is_weighed_with_the_tokens_own_bounded_ratio(make_trainer, played):
@@ -178,35 +185,14 @@ def test_divergence_is_weighed_with_the_tokens_own_bounded_ratio(make_trainer, p
     assert loss.item() == pytest.approx(expected.item(), rel=1e-3)
 
 
-def test_evaluation_is_deterministic(make_trainer):
-    tasks = Dataset.from_dict({"task": list(range(6))})
-    trainer = make_trainer(eval_dataset=tasks)
-    first = trainer.evaluate()
-    trainer.state.global_step += 1
-    second = trainer.evaluate()
-    assert first["eval_success"] == second["eval_success"]
-    assert first["eval_reward"] == second["eval_reward"]
-    assert len({t.task_id for t in trainer.trajectories["eval"]}) == 6
-    assert len(trainer.trajectories["eval"]) == 6  # those of the last evaluation only
-
-
 def test_states_that_do_not_fit_end_their_episode(make_trainer):
-    trainer = make_trainer(max_prompt_length=40)
-    trainer.train()
-    reasons = {t.stop_reason for t in trainer.trajectories["train"]}
-    assert StopReason.CONTEXT_OVERFLOW in reasons
-    trainer = make_trainer(max_prompt_length=2)  # not even the first state fits
-    trainer.train()
-    (entry,) = [e for e in trainer.state.log_history if "loss" in e]
-    assert entry["episodes/unscorable"] == 1.0
-    assert entry["loss"] == 0.0
-
-
-def test_a_ratio_per_trajectory_refuses_states_that_break_the_row(make_trainer):
-    make_env = lambda: gym.make(ID, context={"name": "window", "turns": 1})  # noqa: E731
-    trainer = make_trainer(env=make_env, importance_sampling_level="sequence")
-    with pytest.raises(ConfigurationError, match="needs whole trajectories in a row"):
+    for length, reason in ((40, StopReason.CONTEXT_OVERFLOW), (2, None)):
+        trainer = make_trainer(max_prompt_length=length)
         trainer.train()
+        assert reason is None or reason in {t.stop_reason for t in trainer.trajectories["train"]}
+    (entry,) = [e for e in trainer.state.log_history if "loss" in e]
+    # not even the first state fits
+    assert (entry["episodes/unscorable"], entry["loss"]) == (1.0, 0.0)
 
 
 def test_divergence_is_subtracted_from_the_reward_of_each_step(make_trainer, played):
@@ -233,84 +219,85 @@ def test_divergence_is_subtracted_from_the_reward_of_each_step(make_trainer, pla
     assert taken_off > 0.01
 
 
-def test_reward_terms_follow_their_schedule(make_trainer):
-    schedules = {"new_gold_passage": {"kind": "linear", "start": 1.0, "end": 0.0}}
-    trainer = make_trainer(max_steps=2, reward_schedules=json.dumps(schedules))
-    trainer.train()
-    first, second = [entry for entry in trainer.state.log_history if "loss" in entry]
-    assert first["reward_factor/new_gold_passage"] == 1.0
-    assert second["reward_factor/new_gold_passage"] == 0.5
-    assert second["reward"] == pytest.approx(second["reward/outcome"] + second["reward/process"])
-    terms = [
-        t.reward_terms["new_gold_passage"]
-        for e in trainer.trajectories["train"]
-        for t in e.transitions
-    ]
-    mean = sum(terms) / len(trainer.trajectories["train"])
-    assert second["rewards/new_gold_passage"] == pytest.approx(0.5 * mean)
-
-
-def test_without_the_loss_mask_observations_have_a_gradient(make_trainer, played):
-    masked = make_trainer()
-    with_mask = gradient(masked, micro_batches(masked, played))
-    unmasked = make_trainer(loss_mask=False)
-    (batch,) = micro_batches(unmasked, played)
-    assert (batch["tool_mask"].sum(), batch["action_mask"].sum()) > (0, 0)
-    assert batch["tool_mask"].sum() > batch["action_mask"].sum()
-    assert (gradient(unmasked, [batch]) - with_mask).abs().max() > 1e-3
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"loss_type": "bnpo"}, "loss_type"),
-        ({"loss_type": "cispo", "epsilon_high": 0.28}, "epsilon_high"),
-        ({"kl_placement": "reward"}, "beta"),
-        ({"lam": 2.0}, "lam must be in"),
-        ({"estimator_kwargs": '{"step_weight": 0.5}'}, "step_weight"),
-        ({"advantage_estimator": "grpo-step"}, "Did you mean 'grpo_step'"),
-        ({"advantage_estimator": "rloo", "scale_rewards": "none"}, "scale_rewards does nothing"),
-        ({"reward_schedules": "{"}, "reward_schedules"),
-        ({"vllm_importance_sampling_mode": "sequence_mask"}, "vllm_importance_sampling_mode"),
-        ({"loss_denominator": "row"}, "Unknown loss_denominator 'row'. Available:"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"loss_type": "bnpo"}, "loss_type"),
+    ({"loss_type": "cispo", "epsilon_high": 0.28}, "epsilon_high"),
+    ({"kl_placement": "reward"}, "beta"),
+    ({"lam": 2.0}, "lam must be in"),
+    ({"estimator_kwargs": '{"step_weight": 0.5}'}, "step_weight"),
+    ({"advantage_estimator": "grpo-step"}, "Did you mean 'grpo_step'"),
+    ({"advantage_estimator": "rloo", "scale_rewards": "none"}, "scale_rewards does nothing"),
+    ({"reward_schedules": "{"}, "reward_schedules"),
+    ({"vllm_importance_sampling_mode": "sequence_mask"}, "vllm_importance_sampling_mode"),
+    ({"loss_denominator": "row"}, "Unknown loss_denominator 'row'. Available:"),
+    ({"advantage_estimator": lambda episodes: []}, "has no import path"),
+    ({"advantage_estimator": above_the_value}, "needs a critic"),
+    ({"advantage_estimator": above_the_median, "lam": 0.5}, "lam does nothing"),
+    ({"advantage_estimator": "no_such_module:f"}, "cannot be imported"),
+    ({"advantage_estimator": f"{__name__}:no_such_function"}, "cannot be imported"),
+    ({"advantage_estimator": ":"}, "cannot be imported"),
+])  # fmt: skip
 def test_unsupported_settings_are_refused_by_name(make_config, changes, message):
     with pytest.raises((ConfigurationError, UnknownNameError), match=message):
         make_config(**changes)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"reward_schedules": '{"new_gold_pasage": {"kind": "constant"}}'}, "Did you mean 'new_go"),
-        ({"eval_dataset": Dataset.from_dict({"prompt": ["x"]})}, "column 'task'"),
-        ({"max_steps": -1}, "max_steps"),
-        ({"env": gym.Env()}, "pass its id, or a function that makes it"),
-    ],
-)
-def test_what_does_not_go_with_the_environment_is_refused(make_trainer, changes, message):
+TWO, ONE = {"id": ID, "name": "two"}, {"id": ID, "name": "one", "kwargs": {"hops": 1}}
+MIXED = {"env": [TWO, ONE], "per_device_train_batch_size": 16}
+CRITIC = {"kind": StepPPOTrainer}
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"reward_schedules": '{"new_gold_pasage": {"kind": "constant"}}'}, "Did you mean 'new_go"),
+    ({"eval_dataset": Dataset.from_dict({"prompt": ["x"]})}, "column 'task'"),
+    ({"max_steps": -1}, "max_steps"),
+    ({"env": gym.Env()}, "pass its id, or a function that makes it"),
+    ({"env": lambda: gym.make(ID, context={"name": "window", "turns": 1}),
+      "importance_sampling_level": "sequence"}, "needs whole trajectories in a row"),
+    ({"advantage_estimator": one_for_all}, "one_for_all returned 1 arrays for 8 episodes"),
+    ({"max_extra_groups": -1}, "0 or more"),
+    ({"curriculum": "levels"}, "needs several environments"),
+    ({"curriculum": "pools"}, "endless"),
+    ({"env": [{"id": ID}, {"id": ID, "name": "b"}],
+      "curriculum": '{"kind": "levels", "arguments": {"hops": [1, 2]}}'}, "exactly one"),
+    (MIXED | {"env": [{"id": ID, "tasks": [0]}, TWO, TWO]}, "have the name 'two'"),
+    (MIXED | {"eval_dataset": Dataset.from_dict({"task": [1]})}, "needs a column 'env'"),
+    (MIXED | {"eval_dataset": Dataset.from_list([{"env": "tow", "task": 1}])},
+     "needs a column 'env'"),
+    (MIXED | {"eval_envs": [{"id": ID, "weight": 2}]}, "weight does nothing"),
+    (MIXED | {"eval_envs": [{"id": ID, "name": "one", "kwargs": {"hops": 3}}]}, "'one'"),
+    (CRITIC | {"advantage_estimator": "grpo"}, "uses no critic"),
+    (CRITIC | {"value_coef": 0.0}, "value_coef"),
+    (CRITIC | {"critic_warmup_steps": -1}, "critic_warmup_steps"),
+    (CRITIC | {"critic_model": "/nowhere"}, "critic_model=/nowhere"),
+    (CRITIC | {"optimizers": (torch.optim.SGD([torch.zeros(1)]), None)}, "optimizers="),
+])  # fmt: skip
+def test_what_does_not_go_together_is_refused(make_trainer, changes, message):
     with pytest.raises((ConfigurationError, UnknownNameError), match=message):
-        make_trainer(**changes)
+        make_trainer(**changes).train()
 
 
 @pytest.mark.parametrize("kind", ["adapter", "attention"])
-def test_dropout_is_off_wherever_a_probability_is_recorded(make_trainer, model, kind, request):
+def test_neither_dropout_nor_the_models_own_settings_reach_sampling(
+    make_trainer, model, kind, monkeypatch
+):
     settings = {"num_iterations": 2, "beta": 0.1, "max_steps": 2, "learning_rate": 0.0}
     if kind == "adapter":
-        lora = LoraConfig(
+        settings["peft_config"] = LoraConfig(
             r=2, target_modules=["q_proj"], task_type="CAUSAL_LM", lora_dropout=0.5,
             init_lora_weights=False,
         )  # fmt: skip
-        trainer = make_trainer(peft_config=lora, **settings)
-    else:
-        request.getfixturevalue("no_slots")
+    else:  # transformers generates batch by batch, as for models that slots do not support
+        monkeypatch.setattr(generation, "can_serve", lambda *_: False)
+        model.generation_config.no_repeat_ngram_size = 1
         for layer in model.model.layers:
             layer.self_attn.attention_dropout = 0.5
-        trainer = make_trainer(model=model, **settings)
+    trainer = make_trainer(model=model, **settings)
     trainer.train()
     logged = [entry for entry in trainer.state.log_history if "loss" in entry]
     assert logged[0]["sampling/sampling_logp_difference/max"] < 1e-4
     assert (trainer.current_logprobs() == trainer.current_logprobs()).all()
     # The pass that trains drops out, as TRL's does: other tokens each time, at learning rate 0.
     assert logged[0]["entropy"] != logged[1]["entropy"]
+    if kind == "attention":
+        assert trainer.model.generation_config.no_repeat_ngram_size == 1

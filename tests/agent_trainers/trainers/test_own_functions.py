@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from agent_envs import ConfigurationError, UnknownNameError
 from agent_trainers import StepPPOTrainer
 from tests.agent_trainers.gradients import assert_close, collect, gradient, micro_batches
 
@@ -68,25 +67,3 @@ def test_a_users_loss_that_is_a_built_in_one_has_its_gradient(make_trainer):
         gradients.append(gradient(trainer, batches))
     assert gradients[0].abs().max() > 1e-3
     assert torch.equal(*gradients)
-
-
-@pytest.mark.parametrize(
-    ("estimator", "changes", "message"),
-    [
-        (lambda episodes: [], {}, "has no import path"),
-        (above_the_value, {}, "needs a critic"),
-        (above_the_median, {"lam": 0.5}, "lam does nothing"),
-        ("no_such_module:f", {}, "cannot be imported"),
-        (f"{__name__}:no_such_function", {}, "cannot be imported"),
-        (":", {}, "cannot be imported"),
-    ],
-)
-def test_functions_that_cannot_work_are_refused(make_config, estimator, changes, message):
-    with pytest.raises((ConfigurationError, UnknownNameError), match=message):
-        make_config(advantage_estimator=estimator, **changes)
-
-
-def test_an_estimator_that_forgets_episodes_is_named(make_trainer):
-    trainer = make_trainer(advantage_estimator=one_for_all)
-    with pytest.raises(ConfigurationError, match="one_for_all returned 1 arrays for 8 episodes"):
-        trainer.train()

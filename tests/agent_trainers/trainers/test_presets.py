@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 
+from agent_trainers import TINY_POLICY
 from agent_trainers.trainers.config import PRESETS
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trainers.ppo import trainer_class
@@ -24,7 +25,8 @@ BRANCHING = {
     }
     for name in ("vine", "tree")
 }
-ALL = {**PRESETS, **BRANCHING}
+CRITIC = {**PRESETS["ppo"], "critic_model": str(TINY_POLICY), "gamma": 0.9, "lam": 0.8}
+ALL = {**PRESETS, **BRANCHING, "critic": CRITIC}
 
 
 @pytest.fixture
@@ -32,7 +34,8 @@ def make_trainer(make_trainer):
     def make(algorithm, **changes):
         # several passes over a batch, so that the policy that trains is not the one that sampled
         settings = {"num_iterations": 2, **ALL[algorithm], **changes}
-        kind = trainer_class(algorithm) if algorithm in PRESETS else StepGRPOTrainer
+        preset = {"critic": "ppo"}.get(algorithm, algorithm)
+        kind = StepGRPOTrainer if algorithm in BRANCHING else trainer_class(preset)
         return make_trainer(kind=kind, **settings)
 
     return make
@@ -47,25 +50,19 @@ def played(make_trainer, request):
     return collect(trainer)
 
 
-def stir(trainer):
-    """Move policy and critic away from where they were when the batch was made."""
-    generator = torch.Generator().manual_seed(0)
-    modules = [trainer.model, *([trainer.critic] if hasattr(trainer, "critic") else [])]
-    for parameter in (p for module in modules for p in module.parameters()):
-        parameter.data += 0.005 * torch.randn(parameter.shape, generator=generator)
-
-
 def gradient_of(trainer, trajectories, **changes):
+    """The gradient for policy and critic that moved away from where the batch was made."""
     batches = micro_batches(trainer, trajectories, **changes)
     assert "old_per_token_logps" in batches[0]
-    before = [p.detach().clone() for p in trainer.model.parameters()]
-    stir(trainer)
+    modules = [trainer.model, *([trainer.critic] if hasattr(trainer, "critic") else [])]
+    parameters = [p for module in modules for p in module.parameters()]
+    before = [p.detach().clone() for p in parameters]
+    generator = torch.Generator().manual_seed(0)
+    for parameter in parameters:
+        parameter.data += 0.005 * torch.randn(parameter.shape, generator=generator)
     result = gradient(trainer, batches)
-    for parameter, value in zip(trainer.model.parameters(), before, strict=True):
+    for parameter, value in zip(parameters, before, strict=True):
         parameter.data.copy_(value)
-    if hasattr(trainer, "critic"):
-        for parameter in trainer.critic.parameters():
-            parameter.data.zero_()
     return result
 
 
