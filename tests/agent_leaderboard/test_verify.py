@@ -142,31 +142,25 @@ def test_missing_added_moved_and_impossible_episodes_are_found(copy, small_data,
 def test_a_malformed_row_is_found(copy, small_data, text, message):
     rows = pq.read_table(copy / "results.parquet").to_pylist()
     rows[2]["rewards"] = text
-    table = pa.Table.from_pylist(rows, schema=SCHEMA)
-    pq.write_table(table, copy / "results.parquet", compression="zstd", use_dictionary=False,
-                   store_schema=False)  # fmt: skip
-    write_checksums(copy)
+    write_table(copy, pa.Table.from_pylist(rows, schema=SCHEMA))
     assert message in text_of(copy, small_data)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"use_dictionary": True}, "an encoding that results files do not use"),
-        ({"compression": "gzip"}, "an encoding that results files do not use"),
-        ({"store_schema": True}, "other columns than a results file"),
-        ({"column": True}, "other columns than a results file"),
-    ],
-)
-def test_another_form_of_parquet_is_refused(copy, options, message):
-    table = pq.read_table(copy / "results.parquet")
-    if "column" in options:
-        table = table.append_column("more", pa.array([1] * len(table)))
+def write_table(folder, table, **options):
     settings = {"compression": "zstd", "use_dictionary": False, "store_schema": False} | options
-    settings.pop("column", None)
-    pq.write_table(table, copy / "results.parquet", **settings)
-    write_checksums(copy)
-    assert message in text_of(copy)
+    pq.write_table(table, folder / "results.parquet", **settings)
+    write_checksums(folder)
+
+
+def test_another_form_of_parquet_is_refused(copy):
+    table = pq.read_table(copy / "results.parquet")
+    for options in ({"use_dictionary": True}, {"compression": "gzip"}):
+        write_table(copy, table, **options)
+        assert "an encoding that results files do not use" in text_of(copy)
+    write_table(copy, table, store_schema=True)
+    assert "other columns than a results file" in text_of(copy)
+    write_table(copy, table.append_column("more", pa.array([1] * len(table))))
+    assert "other columns than a results file" in text_of(copy)
 
 
 def test_a_damaged_or_missing_file_is_found(copy, small_data):
@@ -239,11 +233,11 @@ def test_a_changed_manifest_is_found(copy, small_data, old, new, message):
     assert message in text_of(copy, small_data)
 
 
-@pytest.mark.parametrize("name", ["notes.txt", ".hidden", "Manifest.json", "results", "models/"])
-def test_a_file_that_is_not_part_of_a_run_is_found(copy, name):
-    path = copy / name
-    path.mkdir() if name.endswith("/") else path.write_text("x")
-    assert verify(copy).problems == [f"{name.rstrip('/')}: is not part of a run"]
+def test_files_that_are_not_part_of_a_run_are_found(copy):
+    names = {"notes.txt", ".hidden", "Manifest.json", "results", "models"}
+    for name in names:
+        (copy / name).mkdir() if name == "models" else (copy / name).write_text("x")
+    assert set(verify(copy).problems) == {f"{name}: is not part of a run" for name in names}
 
 
 def test_tables_are_compared_and_pages_are_not(copy, small_data):
@@ -279,21 +273,16 @@ def test_an_empty_run_is_not_verified(copy, names):
     assert "nothing to verify" in text_of(copy)
 
 
-@pytest.mark.parametrize(
-    ("attack", "attack_on", "message"),
-    [
+def test_a_false_attack_is_found(copy, small_data):
+    for attack, attack_on, message in (
         ("edits", "hotpotqa", "name no attacker"),
         ("injection", "hotpotqa", "is not the same without an attack"),
         ("injection", "table", "is not the same without an attack"),
         ("injection", None, "one is given without the other"),
-    ],
-)
-def test_a_false_attack_is_found(copy, small_data, attack, attack_on, message):
-    def change(manifest):
-        manifest["environments"][0] |= {"attack": attack, "attack_on": attack_on}
-
-    edit_manifest(copy, change)
-    assert message in text_of(copy, small_data)
+    ):
+        claim = {"attack": attack, "attack_on": attack_on}
+        edit_manifest(copy, lambda manifest, claim=claim: manifest["environments"][0].update(claim))
+        assert message in text_of(copy, small_data)
 
 
 def test_environments_that_a_run_lacks_stay_on_trust(copy, small_data, tmp_path):
@@ -314,18 +303,12 @@ OPENS = '<tool_call>{"name": "search", "arguments": {"query": " '
 """One token of the embedded policy."""
 
 
-@pytest.mark.parametrize(
-    ("num_tokens", "agent", "is_possible"),
-    [
-        # a trained policy is counted by the tokenizer of its base model: 20 tokens
-        (20, {"model": "my-run", "train": {"num_eval_tasks": 0}}, True),
-        (10, {"model": "my-run", "train": {"num_eval_tasks": 0}}, False),
-        # an unknown model by a bound
-        (20, {"model": "my-run", "train": None}, False),
-        (20 * len(OPENS), {"model": "my-run", "train": None}, True),
-    ],
-)
-def test_fewer_tokens_than_the_text_takes_are_found(num_tokens, agent, is_possible):
-    result = SimpleNamespace(calls=1, prompt_tokens=100, completion_tokens=num_tokens)
-    record = SimpleNamespace(kind="checkpoint", **agent)
-    assert (list(check_tokens(result, record, OPENS * 20, "who ?")) == []) == is_possible
+def test_fewer_tokens_than_the_text_takes_are_found():
+    """By the tokenizer of a trained policy's base model; by a bound for an unknown model."""
+    trained = {"num_eval_tasks": 0}
+    for num_tokens, train, is_possible in (
+        (20, trained, True), (10, trained, False), (20, None, False), (20 * len(OPENS), None, True)
+    ):  # fmt: skip
+        result = SimpleNamespace(calls=1, prompt_tokens=100, completion_tokens=num_tokens)
+        record = SimpleNamespace(kind="checkpoint", model="my-run", train=train)
+        assert (list(check_tokens(result, record, OPENS * 20, "who ?")) == []) == is_possible
