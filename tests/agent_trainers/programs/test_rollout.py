@@ -83,50 +83,43 @@ def test_a_reward_function_scores_answers():
     assert [p.return_ for p in scored] == [5.0, 4.0]
 
 
-def failing(kind, session, task):
-    if kind == "is silent":
-        return 1.0
-    chat(session, user("hello"))
-    if kind == "raises":
-        raise ValueError("too hot")
-    if kind == "exits":
-        sys.exit(3)
-    if kind == "returns nonsense":
-        return "well done"
-    if kind == "hangs":
-        time.sleep(30)
-    if kind == "never stops":
-        while True:
-            chat(session, user("more"))
-    return 1.0
+FAULT = StopReason.ENVIRONMENT_ERROR
+FAILURES = {
+    "is silent": (FAULT, "never called the model"),
+    "raises": (FAULT, "ValueError: too hot"),
+    "exits": (FAULT, "SystemExit: 3"),
+    "returns nonsense": (FAULT, "'well done'"),
+    "hangs": (StopReason.TIMEOUT, "did not call the model for 2 seconds"),
+    "never stops": (StopReason.TURN_LIMIT, "max_calls=4"),
+}
 
 
-@pytest.mark.parametrize(
-    ("kind", "stop_reason", "error"),
-    [
-        ("is silent", StopReason.ENVIRONMENT_ERROR, "never called the model"),
-        ("raises", StopReason.ENVIRONMENT_ERROR, "ValueError: too hot"),
-        ("exits", StopReason.ENVIRONMENT_ERROR, "SystemExit: 3"),
-        ("returns nonsense", StopReason.ENVIRONMENT_ERROR, "'well done'"),
-        ("hangs", StopReason.TIMEOUT, "did not call the model for 1 seconds"),
-        ("never stops", StopReason.TURN_LIMIT, "max_calls=4"),
-    ],
-)
-def test_a_failing_program_ends_only_its_own_episode(kind, stop_reason, error):
+def test_a_failing_program_ends_only_its_own_episode():
     def run(session, task):
-        return failing(task["kind"], session, task)
+        kind = task["kind"]
+        if kind == "is silent":
+            return 1.0
+        chat(session, user("hello"))
+        if kind == "raises":
+            raise ValueError("too hot")
+        if kind == "exits":
+            sys.exit(3)
+        if kind == "hangs":
+            time.sleep(30)
+        while kind == "never stops":
+            chat(session, user("more"))
+        return "well done" if kind == "returns nonsense" else 1.0
 
-    tasks = [{"kind": "returns"}, {"kind": kind}, {"kind": "returns"}]
-    settings = {"step_timeout": 1.0 if kind == "hangs" else 30.0}
-    before, failed, after = collect(run, tasks, max_calls=4, settings=settings)
+    tasks = [{"kind": kind} for kind in ("returns", *FAILURES, "returns")]
+    before, *episodes, after = collect(run, tasks, max_calls=4, settings={"step_timeout": 2.0})
     assert (before.return_, after.return_) == (1.0, 1.0)
-    assert failed.stop_reason is stop_reason
-    assert error in failed.error
-    is_fault = stop_reason is not StopReason.TURN_LIMIT  # which the model caused
-    assert (failed.stop_reason in EPISODE_FAULTS) == is_fault
-    assert failed.is_scorable != is_fault
-    assert failed.is_truncated != is_fault
-    assert failed.return_ == 0.0
+    for failed, (stop_reason, error) in zip(episodes, FAILURES.values(), strict=True):
+        assert failed.stop_reason is stop_reason
+        assert error in failed.error
+        is_fault = stop_reason is not StopReason.TURN_LIMIT  # which the model caused
+        assert (failed.stop_reason in EPISODE_FAULTS) == is_fault
+        assert (failed.is_scorable, failed.is_truncated) == (not is_fault, not is_fault)
+        assert failed.return_ == 0.0
 
 
 def test_a_program_that_fails_at_a_cut_off_turn_is_truncated():
