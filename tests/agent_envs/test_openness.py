@@ -111,16 +111,6 @@ class Quiz(ToolEnv):
         return None if self.is_solved or self.num_turns == 3 else f"{answer} is wrong; try again."
 
 
-def reply_to_answer(reply):
-    class Replies(Quiz):
-        def on_answer(self, answer):
-            return reply
-
-    env = Replies(system_prompt="")
-    env.reset(options={"task": 4})
-    return env.step("<answer>3</answer>")
-
-
 def test_an_answer_can_be_replied_to_or_start_a_new_conversation():
     env = Quiz()
     env.reset(options={"task": 4})
@@ -130,8 +120,11 @@ def test_an_answer_can_be_replied_to_or_start_a_new_conversation():
         "Guess a number below 6.", "<answer>3</answer>", "3 is wrong; try again.",
     ]  # fmt: skip
     assert env.step("<answer>4</answer>")[1:3] == (1.0, True)
-    observation, _, terminated, _, info = reply_to_answer(NewConversation("And now?"))
+    env = Quiz(system_prompt="")
+    env.on_answer = lambda answer: False if env.num_turns == 2 else NewConversation("And now?")
+    env.reset(options={"task": 4})
+    observation, _, terminated, _, info = env.step("<answer>3</answer>")
     assert (observation, terminated) == ("And now?", False)
     assert info["messages"] == [{"role": "user", "content": "And now?"}]
     with pytest.raises(TypeError, match="on_answer returned False; it must return None"):
-        reply_to_answer(False)
+        env.step("<answer>3</answer>")

@@ -47,45 +47,32 @@ def parse(text, form=HERMES, tools=None):
     return form.parse(text, tools or TOOLS).as_info()
 
 
-@pytest.mark.parametrize(
-    ("form", "text"),
-    [
-        (HERMES, '<tool_call>{"name": "search", "arguments": {"query": "red"}}</tool_call>'),
-        (HERMES, 'So: <tool_call>{"name": "search", "arguments": {"query": "red"}}</tool_call> ok'),
-        (HERMES, '<tool_call>{"name": "search", "arguments": {"query": "red"}}'),
-        (HERMES, '<think><answer>no</answer></think><tool_call>{"name": "search", '
-                 '"arguments": {"query": "red"}}</tool_call>'),
-        (TAGS, "I search. <search> red </search>"),
-        (JSON, '{"name": "search", "arguments": {"query": "red"}}'),
-        (JSON, 'It is \\frac{1}{2}.\n```\n{"name": "search", "arguments": {"query": "red"}}\n```'),
-        (REACT, f"Thought: look\nAction: search\nAction Input: {RED}"),
-        (REACT, "Action: search\nAction Input: red"),
-        (REACT, f"Action: search\nAction Input: {RED}\nObservation: none\nFinal Answer: no"),
-        (OPENAI, write_message("So:", [FunctionCall(name="search", arguments=RED)])),
-        (OPENAI, '{"tool_calls": [{"function": {"name": "search", "arguments": ' + RED + "}}]}"),
-    ],
-)  # fmt: skip
-def test_a_call_is_parsed(form, text):
-    assert parse(text, form) == {
-        "kind": "tool_call",
-        "name": "search",
-        "arguments": {"query": "red"},
-    }
+CALL = {"kind": "tool_call", "name": "search", "arguments": {"query": "red"}}
+ADDITION = CALL | {"name": "add", "arguments": {"a": 1, "b": 2}}
+MADE = '{"name": "search", "arguments": {"query": "red"}}'
 
 
 @pytest.mark.parametrize(
     ("form", "text", "expected"),
     [
-        (JSON, '{"answer": 42}', {"answer": "42"}),
-        (TAGS, '<add>{"a": 1, "b": 2}</add>', {"arguments": {"a": 1, "b": 2}}),
-        (OPENAI, "<answer>It is <tool_call>.</answer>", {"kind": "answer"}),
-        (OPENAI, "Is it <answer>?", {"kind": "answer"}),
-        (OPENAI, "<answer>a</answer><answer>b</answer>", {"kind": "answer"}),
-        (OPENAI, '<tool_call>{"name": "search", <answer>yes</answer>', {"kind": "invalid"}),
+        (HERMES, f"<tool_call>{MADE}</tool_call>", CALL),
+        (HERMES, f"So: <tool_call>{MADE}</tool_call> ok", CALL),
+        (HERMES, f"<tool_call>{MADE}", CALL),
+        (HERMES, f"<think><answer>no</answer></think><tool_call>{MADE}</tool_call>", CALL),
+        (TAGS, "I search. <search> red </search>", CALL),
+        (JSON, MADE, CALL),
+        (JSON, f"It is \\frac{{1}}{{2}}.\n```\n{MADE}\n```", CALL),
+        (REACT, f"Thought: look\nAction: search\nAction Input: {RED}", CALL),
+        (REACT, "Action: search\nAction Input: red", CALL),
+        (REACT, f"Action: search\nAction Input: {RED}\nObservation: none\nFinal Answer: no", CALL),
+        (OPENAI, write_message("So:", [FunctionCall(name="search", arguments=RED)]), CALL),
+        (OPENAI, '{"tool_calls": [{"function": ' + MADE + "}]}", CALL),
+        (TAGS, '<add>{"a": 1, "b": 2}</add>', ADDITION),
+        (JSON, '{"answer": 42}', {"kind": "answer", "answer": "42"}),
     ],
-)
-def test_unusual_actions_are_parsed(form, text, expected):
-    assert expected.items() <= parse(text, form).items()
+)  # fmt: skip
+def test_calls_and_answers_are_parsed(form, text, expected):
+    assert parse(text, form) == expected
 
 
 def written(calls, form):
@@ -104,14 +91,11 @@ def test_several_calls_of_a_turn_are_parsed_in_order_including_mistakes(form):
     if form is TAGS:  # there is no tag for a tool that does not exist
         calls[0] = ("add", {})
     action = form.parse(written(calls, form), TOOLS)
-    assert (action.kind, action.name, action.arguments) == (
-        "tool_call", "search", {"query": "red"}
-    )  # fmt: skip
     assert [call.name for call in action.calls] == [None, "search", "add"]
     assert action.calls[0].error in ("unknown_tool", "bad_arguments")
-    assert action.as_info()["calls"][2] == {
-        "kind": "tool_call", "name": "add", "arguments": {"a": 1, "b": 2}
-    }  # fmt: skip
+    info = action.as_info()
+    assert CALL.items() <= info.items()
+    assert info["calls"][2] == ADDITION
     assert not action.is_faultless
     most = form.parse(written([calls[1]] * MAX_CALLS, form), TOOLS)
     assert len(most.calls) == MAX_CALLS
@@ -121,6 +105,10 @@ def test_several_calls_of_a_turn_are_parsed_in_order_including_mistakes(form):
 @pytest.mark.parametrize(
     ("form", "text", "code"),
     [
+        (OPENAI, "<answer>It is <tool_call>.</answer>", None),
+        (OPENAI, "Is it <answer>?", None),
+        (OPENAI, "<answer>a</answer><answer>b</answer>", None),
+        (OPENAI, '<tool_call>{"name": "search", <answer>yes</answer>', "bad_call"),
         (HERMES, "Paris", "no_action"),
         (HERMES, "<think><answer>Paris</answer>", "no_action"),
         (HERMES, "<answer>a</answer><answer>b</answer>", "multiple_actions"),
@@ -158,14 +146,13 @@ def test_several_calls_of_a_turn_are_parsed_in_order_including_mistakes(form):
          "multiple_actions"),
         (HERMES, HERMES.write_call("search", {"query": "x"}) * 17, "multiple_actions"),
         (TAGS, "<search>red</search><answer>Paris</answer>", "multiple_actions"),
-        (JSON, '{"answer": "a"}{"name": "search", "arguments": {"query": "x"}}',
-         "multiple_actions"),
+        (JSON, '{"answer": "a"}' + MADE, "multiple_actions"),
         (REACT, "Action: add\nAction Input: {}\nAction Input: {}", "multiple_actions"),
     ],
 )  # fmt: skip
 def test_mistakes_have_the_same_codes_in_each_format(form, text, code):
     action = parse(text, form)
-    assert (action["kind"], action["error"]) == ("invalid", code)
+    assert (action["kind"], action.get("error")) == ("invalid" if code else "answer", code)
 
 
 TOKENS = (
@@ -179,16 +166,12 @@ JUMBLE = st.lists(st.sampled_from(TOKENS), max_size=12).map("".join)
 FORMS = st.sampled_from(list(TOOL_FORMATS.values()))
 
 
-@given(JUMBLE | st.text(), FORMS)
-def test_no_text_makes_a_parser_raise(text, form):
-    assert form.parse(text, TOOLS).kind in ("tool_call", "answer", "invalid")
-
-
 @given(JUMBLE | st.text(), JUMBLE, FORMS)
-def test_markup_in_arguments_is_not_an_action(title, text, form):
+def test_no_text_makes_a_parser_raise_and_markup_in_arguments_is_not_an_action(title, text, form):
+    assert form.parse(title, TOOLS).kind in ("tool_call", "answer", "invalid")
     arguments = {"title": title, "text": text}
-    action = form.parse(f"So: \n{form.write_call('note', arguments)}" if form is not OPENAI
-                        else form.write_call("note", arguments), TOOLS)  # fmt: skip
+    before = "" if form is OPENAI else "So: \n"
+    action = form.parse(before + form.write_call("note", arguments), TOOLS)
     assert (action.kind, action.name, action.arguments) == ("tool_call", "note", arguments)
     assert not action.calls
 

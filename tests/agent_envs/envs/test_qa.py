@@ -22,12 +22,10 @@ from tests.conftest import (
 HOTPOT = "AgentR1/HotpotQA-v0"
 TWO_WIKI = "AgentR1/2WikiMultihopQA-v0"
 MUSIQUE = "AgentR1/MuSiQue-v0"
-BAMBOOGLE = "AgentR1/Bamboogle-v0"
 SEARCH_R1 = {
-    "nq": "AgentR1/NaturalQuestions-v0",
-    "triviaqa": "AgentR1/TriviaQA-v0",
+    "nq": "AgentR1/NaturalQuestions-v0", "triviaqa": "AgentR1/TriviaQA-v0",
     "popqa": "AgentR1/PopQA-v0",
-}
+}  # fmt: skip
 
 
 def write(path, rows):
@@ -40,16 +38,10 @@ def search(env, query):
     return observation, info
 
 
-@pytest.fixture
-def hotpot(hotpot_file):
-    return make(HOTPOT, data=hotpot_file, top_k=1)
-
-
-def test_process_rewards_credit_new_passages_and_charge_repetitions_and_mistakes(hotpot):
-    terms = [
-        search(hotpot, query)[1]["reward_terms"] for query in ("Red Harbor", "film red harbor")
-    ]
-    assert [each["new_gold_passage"] for each in terms] == [0.1, 0.0]
+def test_process_rewards_credit_new_passages_and_charge_repetitions_and_mistakes(hotpot_file):
+    hotpot = make(HOTPOT, data=hotpot_file, top_k=1)
+    for query, earned in (("Red Harbor", 0.1), ("film red harbor", 0.0)):
+        assert search(hotpot, query)[1]["reward_terms"]["new_gold_passage"] == earned
     first = search(hotpot, "Ada Holm")[1]["reward_terms"]
     again = search(hotpot, "  who is the ada  HOLM ?!")[1]
     assert [first["new_gold_passage"], first["repeated_query"], first["format"]] == [0.1, 0.0, 0.0]
@@ -62,9 +54,9 @@ def test_process_rewards_credit_new_passages_and_charge_repetitions_and_mistakes
 CALL = '<tool_call>{"name": "search", "arguments": {"query": "a"}}</tool_call>'
 
 
-@pytest.mark.parametrize(
-    ("actions", "final"),
-    [
+def test_the_first_papers_final_reward(hotpot_file):
+    env = make(HOTPOT, data=hotpot_file, rewards={"format_and_answer": 1.0}, max_episode_steps=2)
+    for actions, final in (
         # well-formed throughout: r_f = EM
         (["<answer>Norway</answer>"], 1.0),
         (["<answer>Denmark</answer>"], 0.0),
@@ -74,12 +66,10 @@ CALL = '<tool_call>{"name": "search", "arguments": {"query": "a"}}</tool_call>'
         ([CALL, CALL], -0.5),
         # no answer, malformed: r_format = 0
         (["hm", "hm"], -1.0),
-    ],
-)
-def test_the_first_papers_final_reward(hotpot_file, actions, final):
-    env = make(HOTPOT, data=hotpot_file, rewards={"format_and_answer": 1.0}, max_episode_steps=2)
-    rewards = [env.step(action)[1] for action in actions]
-    assert rewards == [0.0] * (len(actions) - 1) + [final]
+    ):
+        env.reset(options={"task": 0})
+        rewards = [env.step(action)[1] for action in actions]
+        assert rewards == [0.0] * (len(actions) - 1) + [final]
 
 
 def as_original_hotpot(row):
@@ -241,17 +231,14 @@ def test_unanswerable_questions_are_optional_and_scored_in_pairs(data_files):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("source", SEARCH_R1)
-def test_of_a_mixed_file_each_environment_reads_its_own_rows(data_files, source):
-    env = gym.make(SEARCH_R1[source], data=data_files[SEARCH_R1[source]])
-    assert env.unwrapped.num_tasks == 1
-    assert env.reset(options={"task": 0})[0] == f"What is asked in {source}?"
-    _, reward, _, _, info = answer(env, f"the {source} TWO.")
-    assert info["metrics"]["success"] == reward == 1.0
-    assert "gold_passage_recall" not in info["metrics"]  # rows name no gold passages
-
-
-def test_the_processed_form_of_search_r1_is_read(tmp_path):
+def test_of_a_mixed_file_each_environment_reads_its_own_rows(data_files, tmp_path):
+    for source, env_id in SEARCH_R1.items():
+        env = gym.make(env_id, data=data_files[env_id])
+        assert env.unwrapped.num_tasks == 1
+        assert env.reset(options={"task": 0})[0] == f"What is asked in {source}?"
+        _, reward, _, _, info = answer(env, f"the {source} TWO.")
+        assert info["metrics"]["success"] == reward == 1.0
+        assert "gold_passage_recall" not in info["metrics"]  # rows name no gold passages
     row = {"question": "Who?", "reward_model": {"ground_truth": {"target": ["Ada", "Ada Holm"]}}}
     env = gym.make(SEARCH_R1["nq"], data=write(tmp_path / "rows.jsonl", [row]))
     assert env.unwrapped.get_task(0).answers == ("Ada", "Ada Holm")

@@ -2,9 +2,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from agent_envs import AgentEnvsError, ConfigurationError
+from agent_envs import AgentEnvsError
 from agent_envs.envs.synthetic.world import VARIANTS, make_question, make_world, vocabulary
-from agent_envs.errors import UnknownNameError
 from agent_envs.retrieval import Corpus, build_retriever
 from tests.agent_envs.envs.playing import make
 
@@ -54,15 +53,6 @@ def test_questions_start_from_given_kinds_with_enough_hops():
     assert seen == {(kind, hops) for kind in kinds for hops in (1, 2, 3) if hops <= kinds[kind]}
 
 
-def test_a_start_without_enough_hops_is_an_error():
-    with pytest.raises(ConfigurationError, match="start="):
-        gym.make(ID, start="company", hops=3)
-    with pytest.raises(ConfigurationError, match="'relations'"):  # which knows no companies
-        gym.make(ID, start="company", hops=1, variant=["default", "relations"])
-    with pytest.raises(UnknownNameError, match=r"start 'persn'.*person"):
-        gym.make(ID, start=["film", "persn"])
-
-
 LONG = "AgentR1/SyntheticLongHorizon-v0"
 
 
@@ -73,9 +63,8 @@ def test_each_question_has_a_separate_conversation():
     rewards = [step[1] for step in steps]
     observation, _, terminated, _, info = steps[2]
     assert observation == questions[1].text == info["messages"][1]["content"]
-    assert [m["role"] for m in info["messages"]] == ["system", "user"]
+    assert len(info["messages"]) == 2
     assert (terminated, *steps[-1][2:4]) == (False, True, False)
-    assert steps[-1][4]["metrics"]["success"] == 1.0
     assert rewards[2] == rewards[5] == pytest.approx(1 / 3)
     assert sum(rewards) == pytest.approx(1.2)
 
@@ -140,6 +129,10 @@ def test_each_task_draws_from_lists_of_arguments_and_snapshots_keep_the_draw():
         (ID, {"max_searches": 0}, "max_searches"),
         (ID, {"hops": [2, 9]}, "hops"),
         (ID, {"outdated": 1.5}, "outdated"),
+        (ID, {"start": "company", "hops": 3}, "start="),
+        # whose world knows no companies
+        (ID, {"start": "company", "hops": 1, "variant": ["default", "relations"]}, "'relations'"),
+        (ID, {"start": ["film", "persn"]}, r"start 'persn'.*person"),
     ],
 )
 def test_wrong_arguments_are_errors(env_id, arguments, message):

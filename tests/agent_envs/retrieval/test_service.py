@@ -15,13 +15,7 @@ import pytest
 import uvicorn
 
 from agent_envs import ConfigurationError, DataError, ToolError
-from agent_envs.retrieval import (
-    Corpus,
-    Hit,
-    Passage,
-    RetrievalClient,
-    build_retriever,
-)
+from agent_envs.retrieval import Corpus, Hit, Passage, RetrievalClient, build_retriever
 from agent_envs.retrieval import service as service_module
 from agent_envs.retrieval.__main__ import main
 from agent_envs.retrieval.client import REFUSED_TEXT, UNAVAILABLE_TEXT
@@ -38,7 +32,9 @@ LOCAL = build_retriever(Corpus(PASSAGES))
 
 @contextlib.contextmanager
 def serving(app, **options):
-    """Serve in a thread; yield the URL and the server."""
+    """Serve an app or a retriever in a thread; yield the URL and the server."""
+    if not callable(app):
+        app = make_app(app, engine="bm25", num_passages=len(PASSAGES))
     config = uvicorn.Config(app, port=0, log_level="critical", access_log=False, **options)
     server, listening = uvicorn.Server(config), config.bind_socket()
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
@@ -53,13 +49,9 @@ def serving(app, **options):
         listening.close()
 
 
-def app_of(retriever):
-    return make_app(retriever, engine="bm25", num_passages=len(PASSAGES))
-
-
 @pytest.fixture(scope="module")
 def url():
-    with serving(app_of(LOCAL)) as (url, _):
+    with serving(LOCAL) as (url, _):
         yield url
 
 
@@ -89,30 +81,21 @@ def test_the_protocol_is_that_of_search_r1(url):
     assert ask(url, queries=["norway"], topk=1).json() == {"result": [[document]]}
     assert len(ask(url, queries=["norway"]).json()["result"][0]) == 2  # three by default, two fit
     assert httpx.get(f"{url}/health").json() == {"status": "ok", "engine": "bm25", "passages": 3}
+    client = RetrievalClient(f"{url}/retrieve")
+    for query in ("capital of Norway", "", "東京 \ud800", "x" * MAX_QUERY_CHARS):
+        assert client.search(query, 2) == LOCAL.search(query, 2)
 
 
-@pytest.mark.parametrize("query", ["capital of Norway", "", "東京 \ud800", "x" * MAX_QUERY_CHARS])
-def test_a_client_finds_the_same_as_the_index(url, query):
-    assert RetrievalClient(f"{url}/retrieve").search(query, 2) == LOCAL.search(query, 2)
-
-
-@pytest.mark.parametrize(
-    ("body", "field"),
-    [
+def test_a_request_beyond_a_limit_and_an_invalid_body_are_refused(url, monkeypatch):
+    for body, field in (
         ({}, ["queries"]),
         ({"queries": ["oslo", 3]}, ["queries", 1]),
         ({"queries": ["oslo", "x" * 8_001]}, ["queries", 1]),
         ({"queries": ["oslo"], "topk": True}, ["topk"]),
         ({"queries": ["oslo"] * 51, "topk": 1_000}, []),
-    ],
-)
-def test_a_request_beyond_a_limit_is_refused_by_field(url, body, field):
-    answer = ask(url, **body)
-    assert answer.status_code == 422
-    assert answer.json()["detail"][0]["loc"] == field
-
-
-def test_an_invalid_or_long_body_is_refused(url, monkeypatch):
+    ):
+        answer = ask(url, **body)
+        assert (answer.status_code, answer.json()["detail"][0]["loc"]) == (422, field)
     for body in (b"", b"no json", b"[" * 100_000, b'{"queries": ["\\ud800"]}'):
         assert httpx.post(f"{url}/retrieve", content=body).status_code == 422
     monkeypatch.setattr(service_module, "MAX_BODY_BYTES", 1_000)
@@ -121,7 +104,7 @@ def test_an_invalid_or_long_body_is_refused(url, monkeypatch):
 
 def test_accepted_requests_are_answered_before_the_server_ends_and_fail_alone():
     engine = Gate()
-    with ThreadPoolExecutor(4) as pool, serving(app_of(engine)) as (url, server):
+    with ThreadPoolExecutor(4) as pool, serving(engine) as (url, server):
         bad = pool.submit(ask, url, queries=["bad"])
         answers = {k: pool.submit(ask, url, queries=["a", "b"], topk=k) for k in (1, 2, 3)}
         while len(server.server_state.tasks) < 4:
@@ -134,14 +117,6 @@ def test_accepted_requests_are_answered_before_the_server_ends_and_fail_alone():
         assert "secret" not in bad.result().text
 
 
-def test_a_missing_server_is_an_error_that_names_it(data_files):
-    client = RetrievalClient("http://127.0.0.1:9", timeout_seconds=0.2)
-    with pytest.raises(DataError, match=r"http://127\.0\.0\.1:9 does not answer"):
-        client.check()
-    with pytest.raises(ConfigurationError, match="url"):
-        RetrievalClient("127.0.0.1:9")
-
-
 @pytest.fixture
 def questions(tmp_path):
     path = tmp_path / "rows.jsonl"
@@ -149,10 +124,8 @@ def questions(tmp_path):
     return str(path)
 
 
-def make(questions, retriever, **rest):
-    return gym.make(
-        "AgentR1/NaturalQuestions-v0", data=questions, retriever=retriever, top_k=2, **rest
-    )
+def make(data, retriever, **rest):
+    return gym.make("AgentR1/NaturalQuestions-v0", data=data, retriever=retriever, top_k=2, **rest)
 
 
 def test_an_environment_searches_a_server_by_its_url(url, questions):
@@ -195,26 +168,20 @@ def answering(*answers, **more):
 REFUSAL = (422, b"")
 
 
-def test_an_invalid_answer_is_retried(monkeypatch):
+def test_an_invalid_long_or_compressed_answer_is_retried(monkeypatch):
     monkeypatch.setattr("agent_envs.retrieval.client._PAUSE_SECONDS", 0.001)
-    answers = [*((200, body) for body in GARBAGE), (500, b""), (404, b"[]")]
-    with answering(*answers, REFUSAL) as (url, asked):
-        with pytest.raises(ToolError, match="does not take this query"):
-            RetrievalClient(url).search("oslo", 1)
-        assert asked == ["/retrieve"] * (len(answers) + 1)
-
-
-def test_an_answer_is_neither_read_without_limit_nor_decompressed(monkeypatch):
-    monkeypatch.setattr("agent_envs.retrieval.client.MAX_ANSWER_BYTES", 100)
+    invalid = [*((200, body) for body in GARBAGE), (500, b""), (404, b"[]")]
     answer = b'{"result": [[]]}'
-    for body, headers in (
-        (answer + b" " * 1_000, {}),
-        (gzip.compress(answer), {"content-encoding": "gzip"}),
+    for limit, answers, headers in (
+        (2**24, invalid, {}),
+        (100, [(200, answer + b" " * 1_000)], {}),
+        (2**24, [(200, gzip.compress(answer))], {"content-encoding": "gzip"}),
     ):
-        with answering((200, body), REFUSAL, **headers) as (url, asked):
+        monkeypatch.setattr("agent_envs.retrieval.client.MAX_ANSWER_BYTES", limit)
+        with answering(*answers, REFUSAL, **headers) as (url, asked):
             with pytest.raises(ToolError, match="does not take this query"):
                 RetrievalClient(url).search("oslo", 1)
-            assert len(asked) == 2
+            assert asked == ["/retrieve"] * (len(answers) + 1)
 
 
 def test_a_server_whose_head_never_ends_times_out():
@@ -251,7 +218,12 @@ def test_a_failing_server_is_an_observation(questions):
         assert env.step(env.unwrapped.write_call("search", query="oslo"))[0] == REFUSED_TEXT
 
 
-def test_the_command_checks_its_options(tmp_path, capsys):
+def test_the_command_and_the_client_check_their_options(tmp_path, capsys):
+    client = RetrievalClient("http://127.0.0.1:9", timeout_seconds=0.2)
+    with pytest.raises(DataError, match=r"http://127\.0\.0\.1:9 does not answer"):
+        client.check()
+    with pytest.raises(ConfigurationError, match="url"):
+        RetrievalClient("127.0.0.1:9")
     with pytest.raises(SystemExit):
         main(["serve", str(tmp_path), "--engine", "dense"])
     assert "--engine dense needs --dense" in capsys.readouterr().err
