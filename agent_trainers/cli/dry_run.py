@@ -85,7 +85,6 @@ def dry_run(trainer: StepGRPOTrainer, title: str, checkpoint: str | None = None)
         record,
         [*choose(record.trajectories, NUM_SAMPLES), lengths.index(max(lengths))],
         label="dry run",
-        optimiser_step=trainer.state.global_step,
         new_logprobs=new_logprobs,
     )
     page = Path(trainer.args.output_dir) / PAGE

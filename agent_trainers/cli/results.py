@@ -61,7 +61,6 @@ class SampleCollector(TrainerCallback):  # type: ignore[misc]
             record,
             self._choose(record.trajectories),
             label=f"training, step {step}",
-            optimiser_step=step,
             new_logprobs=trainer.current_logprobs(),
             find_marks=self._marks,
         )
@@ -79,7 +78,6 @@ class SampleCollector(TrainerCallback):  # type: ignore[misc]
                 TrajectorySample(
                     label=f"{label}, {t.env}" if t.env else label,
                     trajectory=t,
-                    optimiser_step=self._trainer.state.global_step,
                     marks=self._marks(t),
                 )
                 for t in (trajectories[i] for i in self._choose(trajectories))

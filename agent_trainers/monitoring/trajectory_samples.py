@@ -69,8 +69,6 @@ class TrajectorySample:
     label: str
     """Its origin: ``training, step 1``."""
     trajectory: Trajectory
-    optimiser_step: int
-    """The optimiser step it was sampled for."""
     steps: Sequence[StepTokens] | None = None
     """Training of its steps, shape (S,); None if it was not trained on."""
     rows: Sequence[Row] = ()
@@ -152,7 +150,6 @@ def trained_samples(
     chosen: Sequence[int],
     *,
     label: str,
-    optimiser_step: int,
     new_logprobs: npt.NDArray[Any] | None = None,
     find_marks: Callable[[Trajectory], Sequence[Mark]] = lambda _: (),
 ) -> list[TrajectorySample]:
@@ -165,7 +162,6 @@ def trained_samples(
             TrajectorySample(
                 label=f"{label}, {trajectory.env}" if trajectory.env else label,
                 trajectory=trajectory,
-                optimiser_step=optimiser_step,
                 steps=step_tokens(record, i, new_logprobs) if rows else None,
                 rows=rows,
                 marks=find_marks(trajectory),

@@ -69,9 +69,7 @@ def run(arguments: Sequence[str]) -> None:
     found = diagnose_by_oracle(_find_environment(options, failed), failed)
     stem = path.with_name(path.name.removesuffix(".gz").removesuffix(".jsonl") + ".diagnosis")
     samples = [
-        TrajectorySample(
-            label=f"row {number}", trajectory=each.trajectory, optimiser_step=0, diagnosis=each
-        )
+        TrajectorySample(label=f"row {number}", trajectory=each.trajectory, diagnosis=each)
         for number, each in zip(numbers, found, strict=True)
     ]
     title = f"Which step lost it? {options.env}"

@@ -60,7 +60,7 @@ def sample(**changes):
         metrics={"success": 1.0, "f1": 0.5}, timings={}, stop_reason=StopReason.TURN_LIMIT,
         error=None, step_seconds=[0.0125, 0.5],
     )  # fmt: skip
-    settings = {"label": "training, step 1", "trajectory": trajectory, "optimiser_step": 1,
+    settings = {"label": "training, step 1", "trajectory": trajectory,
                 "steps": STEPS, "rows": make_rows(trajectory)}  # fmt: skip
     return TrajectorySample(**(settings | changes))
 

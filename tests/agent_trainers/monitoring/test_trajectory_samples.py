@@ -119,10 +119,10 @@ def test_a_turn_without_tokens_has_nothing_trained(played):
 
 def test_samples_are_read_back_as_trajectories(record, played, tmp_path):
     samples = trained_samples(
-        record, [0], label="x", optimiser_step=7,
+        record, [0], label="x",
         find_marks=lambda _: [Mark(sign="length", step=1, seen="long")],
     )  # fmt: skip
-    untrained = TrajectorySample(label="x", trajectory=played, optimiser_step=0)
+    untrained = TrajectorySample(label="x", trajectory=played)
     save_samples(tmp_path / "step.jsonl.gz", [*samples, untrained])
     trained, plain = load_trajectories(tmp_path / "step.jsonl.gz")
     assert plain == played
