@@ -52,7 +52,7 @@ class Client:
         """Number of sessions so far."""
         self._connection: ClientConnection | None = None
         self._process = os.getpid()
-        for server in self._servers:
+        for server in self._servers if len(self._servers) > 1 else ():
             try:
                 self._open_on(*server)
             except OSError:
