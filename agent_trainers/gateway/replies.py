@@ -118,10 +118,13 @@ def _message(turn: Turn) -> Json:
     content, calls = turn.message.content, turn.message.calls
     if not calls:
         return {"content": content}
-    functions = [{"name": call.name, "arguments": call.arguments} for call in calls]
     written = [
-        {"id": call.id, "type": "function", "function": function}
-        for call, function in zip(calls, functions, strict=True)
+        {
+            "id": call.id,
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
+        for call in calls
     ]
     return {"content": content or None, "tool_calls": written}
 

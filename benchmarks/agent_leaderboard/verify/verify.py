@@ -393,9 +393,11 @@ def _compare(result: EpisodeResult, again: ReplayedEpisode) -> Iterator[str]:
 def _check_reports(folder: Path, run: Run) -> Iterator[str]:
     """Yield tables that differ from those of the results."""
     names = [name for name in REPORTS if (folder / name).exists()]
-    board = summarise(run) if names else None
+    if not names:
+        return
+    board = summarise(run)
     for name in names:
-        if board is not None and read_text(folder / name) != REPORTS[name](board):
+        if read_text(folder / name) != REPORTS[name](board):
             yield f"{name}: differs from the results; `agent-r1-bench report` writes it again"
 
 
