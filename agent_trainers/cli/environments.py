@@ -353,10 +353,7 @@ class EnvironmentSource:
             for m, num_tasks in map(fit, self.variants)
         ]
         arguments: dict[str, Any] = {
-            "eval_env": [
-                replace(m, kwargs={**m.kwargs, **m.eval_kwargs}, eval_kwargs={}, tasks=None)
-                for m in members
-            ],
+            "eval_env": [member.in_evaluation() for member in members],
             "eval_envs": eval_envs or None,
         }
         if self.is_single:

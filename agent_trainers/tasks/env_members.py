@@ -54,6 +54,11 @@ class EnvMember:
             return self.id(**self.kwargs)
         return gym.make(self.id, **self.kwargs)
 
+    def in_evaluation(self) -> "EnvMember":
+        """Return the environment as it is evaluated: with `eval_kwargs`, and all of its tasks."""
+        kwargs = {**self.kwargs, **self.eval_kwargs}
+        return dataclasses.replace(self, kwargs=kwargs, eval_kwargs={}, tasks=None)
+
     def as_json(self) -> dict[str, Any]:
         """Return its entry in a settings file, without empty optional fields."""
         optional = ("eval_kwargs", "tasks")

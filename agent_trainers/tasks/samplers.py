@@ -263,7 +263,7 @@ class PoolSampler(TaskSampler):
             is_mixed = 0 < result.success < 1
             name = "learning" if is_mixed else "easy" if result.success > 0 else "hard"
             i = numbers[result.env]
-            place = list(self.pools[i].tasks or ()).index(result.task)
+            place = (self.pools[i].tasks or ()).index(result.task)
             self._memory[i][place] = list(_POOLS).index(name)
 
     def metrics(self) -> dict[str, float]:

@@ -138,10 +138,7 @@ def evaluation_source(
         return None
     others = read_members(eval_envs, "eval_envs", is_weighted=False) if eval_envs else []
     named, variants = name_members(members, others)
-    in_domain = [
-        replace(m, kwargs={**m.kwargs, **m.eval_kwargs}, eval_kwargs={}, tasks=None) for m in named
-    ]
-    return EnvMixture(in_domain, variants)
+    return EnvMixture([member.in_evaluation() for member in named], variants)
 
 
 def _members(env: EnvLike) -> list[EnvMember] | None:
