@@ -199,13 +199,12 @@ def _numbers(logs: Mapping[str, float]) -> Columns:
 
 
 def _drawn(logs: Mapping[str, float]) -> list[Text]:
-    """Return the largest shares of environments, or pools of tasks, that a curriculum draws."""
-    for prefix, form in (("curriculum/share/", "{:.0%}"), ("curriculum/tasks/", "{:.0f}")):
-        values = {n: v for n, v in logs.items() if n.startswith(prefix) and v > 0}
-        if largest := sorted(values, key=lambda name: -values[name])[:MAX_TERMS]:
-            words = [f"{n.removeprefix(prefix)} {form.format(values[n])}" for n in largest]
-            return [Text.assemble(("drawn  ", "dim"), "   ".join(words))]
-    return []
+    """Return the largest shares of environments that a curriculum draws."""
+    prefix = "curriculum/share/"
+    values = {n: v for n, v in logs.items() if n.startswith(prefix) and v > 0}
+    largest = sorted(values, key=lambda name: -values[name])[:MAX_TERMS]
+    words = [f"{n.removeprefix(prefix)} {values[n]:.0%}" for n in largest]
+    return [Text.assemble(("drawn  ", "dim"), "   ".join(words))] if words else []
 
 
 def _times(logs: Mapping[str, float]) -> Text:

@@ -113,16 +113,12 @@ def plot_learning_curve(
 
 def _axes(figure: Any, entries: Sequence[Mapping[str, Any]]) -> Any:
     """Return the axes of the curves; below them draw the shares that a curriculum drew."""
-    prefixes = ("curriculum/share/", "curriculum/tasks/")
-    names = dict.fromkeys(name for e in entries for name in e if name.startswith(prefixes))
+    prefix = "curriculum/share/"
+    names = dict.fromkeys(name for e in entries for name in e if name.startswith(prefix))
     if not names:
         return figure.add_subplot()
     axes, below = figure.subplots(2, sharex=True, height_ratios=(3, 1))
-    totals = [sum(entry.get(name, 0.0) for name in names) or 1.0 for entry in entries]
-    shares = [
-        [entry.get(name, 0.0) / total for entry, total in zip(entries, totals, strict=True)]
-        for name in names
-    ]
+    shares = [[entry.get(name, 0.0) for entry in entries] for name in names]
     labels = [name.split("/", 2)[2] for name in names]
     below.stackplot([entry["step"] for entry in entries], shares, labels=labels, alpha=0.7)
     below.set(ylabel="share", ylim=(0.0, 1.0))

@@ -21,8 +21,6 @@ from agent_envs.core.tool_env import ENDLESS
 from agent_envs.errors import ConfigurationError
 
 _MEMORY: Final = "curriculum/"  # key in a state; no environment's name has a slash
-_POOLS: Final[Mapping[str, float]] = {"new": 4.0, "learning": 4.0, "hard": 1.0, "easy": 1.0}
-# Names and weights. A task is hard if no episode of its newest group succeeded, easy if all did.
 
 
 class DrawnTask(NamedTuple):
@@ -126,12 +124,11 @@ class TaskSampler:
 
 
 class Curriculum(BaseModel):
-    """Selects tasks by the success so far."""
+    """Selects environments by the success so far."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-    kind: Literal["levels", "pools"]
-    """``levels``: the next environment begins when the newest is solved; ``pools``: tasks weigh by
-    the success of their last group."""
+    kind: Literal["levels"]
+    """The next environment begins when the newest is solved."""
     arguments: dict[str, list[Any]] = {}
     """Values of the environment's arguments, easy to hard; each row is an environment. Without
     them the curriculum selects among the environments of the run."""
@@ -175,8 +172,6 @@ def parse_curriculum(value: str | Mapping[str, Any] | None) -> Curriculum | None
             "curriculum: arguments: each needs the same number of values, at least two, such as "
             '{"hops": [1, 2, 3]}.'
         )
-    if parsed.kind == "pools" and parsed.model_fields_set != {"kind"}:
-        raise ConfigurationError("curriculum: 'pools' takes no further settings.")
     return parsed
 
 
@@ -190,19 +185,12 @@ def make_sampler(
     """
     if curriculum is None:
         return TaskSampler(pools, seed)
-    if curriculum.kind == "levels" and len(pools) < 2:
+    if len(pools) < 2:
         raise ConfigurationError(
             "curriculum='levels' needs several environments, easy to hard: list them in envs, or "
             'give the arguments of one: {"arguments": {"hops": [1, 2, 3]}, ...}.'
         )
-    if curriculum.kind == "levels":
-        return LevelSampler(curriculum, pools, seed)
-    if endless := [pool.env or "the environment" for pool in pools if pool.tasks is None]:
-        raise ConfigurationError(
-            f"curriculum='pools' needs tasks that are drawn repeatedly, but those of {endless[0]} "
-            "are endless: use 'levels', or list its tasks."
-        )
-    return PoolSampler(pools, seed)
+    return LevelSampler(curriculum, pools, seed)
 
 
 class LevelSampler(TaskSampler):
@@ -240,49 +228,3 @@ class LevelSampler(TaskSampler):
         review = self._settings.review / level if level else 0.0
         own = 1.0 - review * level
         return [*[review] * level, own, *[0.0] * (len(self.pools) - level - 1)]
-
-
-class PoolSampler(TaskSampler):
-    """Weighs tasks by the success of their last group."""
-
-    def __init__(self, pools: Sequence[TaskPool], seed: int) -> None:
-        """Start with new tasks only; no pool may be endless."""
-        super().__init__(pools, seed)
-        self._memory = [[0] * len(pool.tasks or ()) for pool in pools]  # places in _POOLS
-        self._in_batch: set[tuple[int, int]] = set()
-
-    def draw(self, count: int) -> list[DrawnTask]:
-        """Return the next `count` tasks, without repetition where there are enough."""
-        self._in_batch.clear()
-        return super().draw(count)
-
-    def observe(self, results: Sequence[GroupResult]) -> None:
-        """Move each task to the pool of its success."""
-        numbers = {pool.env: i for i, pool in enumerate(self.pools)}
-        for result in results:
-            is_mixed = 0 < result.success < 1
-            name = "learning" if is_mixed else "easy" if result.success > 0 else "hard"
-            i = numbers[result.env]
-            place = (self.pools[i].tasks or ()).index(result.task)
-            self._memory[i][place] = list(_POOLS).index(name)
-
-    def metrics(self) -> dict[str, float]:
-        """Return the number of tasks in each pool."""
-        kinds = [kind for own in self._memory for kind in own]
-        return {f"curriculum/tasks/{name}": float(kinds.count(k)) for k, name in enumerate(_POOLS)}
-
-    def _task(self, i: int, number: int) -> int:
-        """Return the task of the draw `number` from the environment `i`."""
-        rng = np.random.default_rng([self._seed, i, number])
-        kinds = np.array(self._memory[i])
-        is_free = np.ones(len(kinds), bool)
-        drawn = [place for env, place in self._in_batch if env == i]
-        if len(drawn) < len(kinds):
-            is_free[drawn] = False
-        weights = np.array(list(_POOLS.values())) * [
-            bool((is_free & (kinds == k)).any()) for k in range(len(_POOLS))
-        ]
-        kind = rng.choice(len(weights), p=weights / weights.sum())
-        place = int(rng.choice(np.flatnonzero(is_free & (kinds == kind))))
-        self._in_batch.add((i, place))
-        return int((self.pools[i].tasks or ())[place])

@@ -178,7 +178,7 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
     curriculum: str | None = HfArg(
         default=None,
         help="Selects tasks by the success so far: 'levels' (environments easy to hard; the next "
-        "begins when the newest is solved), 'pools' (prefers tasks that are sometimes solved), "
+        "begins when the newest is solved), "
         'or JSON: \'{"kind": "levels", "arguments": {"hops": [1, 2, 3]}, "target": 0.8}\'.',
     )
     max_extra_groups: int = HfArg(

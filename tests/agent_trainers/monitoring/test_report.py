@@ -133,8 +133,8 @@ def test_the_learning_curve_is_a_picture(tmp_path, history):
 
 def test_the_curve_shows_what_a_curriculum_drew():
     figure = Figure()
-    entries = [{"step": i, "reward": 0.0, "curriculum/tasks/new": 6.0 - 3 * i,
-                "curriculum/tasks/easy": 3.0 * i} for i in (0, 1, 2)]  # fmt: skip
+    entries = [{"step": i, "reward": 0.0, "curriculum/share/new": 1.0 - 0.5 * i,
+                "curriculum/share/easy": 0.5 * i} for i in (0, 1, 2)]  # fmt: skip
     axes = _axes(figure, entries)
     assert figure.axes[0] is axes
     assert figure.axes[1].get_legend_handles_labels()[1] == ["new", "easy"]

@@ -44,27 +44,7 @@ def test_the_next_level_begins_once_the_newest_is_solved_and_earlier_ones_are_re
     assert draws.metrics()["curriculum/share/easy"] == pytest.approx(0.1)
 
 
-def test_tasks_that_are_solved_at_times_come_more_often_and_move_with_their_success():
-    pool = TaskPool(env="", weight=1.0, tasks=list(range(100, 140)))
-    draws = make("pools", [pool])
-    first = [task.task for task in draws.draw(40)]
-    assert sorted(first) == list(pool.tasks)  # new ones all come before any comes again
-    draws.observe([result("", {0: 0.0, 1: 1.0}.get(i % 4, 0.5), i + 100) for i in range(40)])
-    counts = {name: draws.metrics()[f"curriculum/tasks/{name}"] for name in
-              ("new", "hard", "learning", "easy")}  # fmt: skip
-    assert counts == {"new": 0, "hard": 10, "learning": 20, "easy": 10}
-    kinds = Counter(task.task % 4 for _ in range(150) for task in draws.draw(2))
-    # learning : hard : easy = 4 : 1 : 1, of 300
-    assert 170 < kinds[2] + kinds[3] < 230
-    assert 30 < kinds[0] < 75
-    assert 30 < kinds[1] < 75
-    draws.observe([result("", 0.5, 100)])
-    assert draws.metrics()["curriculum/tasks/hard"] == 9
-
-
-@pytest.mark.parametrize("curriculum", [
-    None, {"kind": "levels", "groups": 1, "target": 0.5}, "pools",
-])  # fmt: skip
+@pytest.mark.parametrize("curriculum", [None, {"kind": "levels", "groups": 1, "target": 0.5}])
 def test_restored_draws_go_on_as_if_nothing_had_happened(curriculum):
     pools = [TaskPool(env=name, weight=w, tasks=range(9)) for name, w in (("a", 2), ("b", 1))]
 
@@ -85,14 +65,12 @@ def test_restored_draws_go_on_as_if_nothing_had_happened(curriculum):
 
 
 @pytest.mark.parametrize(("curriculum", "pools", "message"), [
-    ("level", LEVELS, "^curriculum: kind: Input should be 'levels' or 'pools'"),
+    ("level", LEVELS, "^curriculum: kind: Input should be 'levels'"),
     ({"kind": "levels", "target": 0}, LEVELS, "target: .*greater than 0"),
-    ({"kind": "pools", "review": 0.5}, LEVELS, "no further settings"),
     ('{"kind": "levels"', LEVELS, "not valid JSON"),
     ({"kind": "levels", "arguments": {"hops": [1, 2], "top_k": [1]}}, LEVELS, "same number"),
     ({"kind": "levels", "arguments": {"hops": [1]}}, LEVELS, "at least two"),
     ("levels", LEVELS[:1], "needs several environments"),
-    ("pools", LEVELS, "those of easy are endless"),
 ])  # fmt: skip
 def test_what_cannot_be_is_refused_with_a_way_out(curriculum, pools, message):
     with pytest.raises(ConfigurationError, match=message):

@@ -257,7 +257,6 @@ CRITIC = {"kind": StepPPOTrainer}
     ({"advantage_estimator": one_for_all}, "one_for_all returned 1 arrays for 8 episodes"),
     ({"max_extra_groups": -1}, "0 or more"),
     ({"curriculum": "levels"}, "needs several environments"),
-    ({"curriculum": "pools"}, "endless"),
     ({"env": [{"id": ID}, {"id": ID, "name": "b"}],
       "curriculum": '{"kind": "levels", "arguments": {"hops": [1, 2]}}'}, "exactly one"),
     (MIXED | {"env": [{"id": ID, "tasks": [0]}, TWO, TWO]}, "have the name 'two'"),
