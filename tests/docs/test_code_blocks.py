@@ -21,7 +21,6 @@ from agent_trainers.cli.evaluate import EvaluateArguments
 from agent_trainers.cli.train_options import make_parser
 from agent_trainers.experimental.diagnose.__main__ import DiagnoseArguments, name_file
 from agent_trainers.experimental.search.__main__ import SearchArguments
-from agent_trainers.experimental.skills.__main__ import SkillArguments
 from agent_trainers.experimental.values.__main__ import ValueArguments
 from benchmarks.credit.__main__ import CreditArguments
 from benchmarks.papers_real.cells import PapersRealArguments
@@ -117,7 +116,6 @@ OPTIONS_OF = {
     "agent-r1-eval collect": CollectArguments,
     "agent_trainers.experimental.diagnose": DiagnoseArguments,
     "agent_trainers.experimental.search": SearchArguments,
-    "agent_trainers.experimental.skills": SkillArguments,
     "agent_trainers.experimental.values": ValueArguments,
     "benchmarks.credit": CreditArguments,
     "benchmarks.papers_real": PapersRealArguments,

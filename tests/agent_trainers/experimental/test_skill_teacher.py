@@ -8,11 +8,10 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig
 
-from agent_envs import ConfigurationError, DataError
+from agent_envs import ConfigurationError
 from agent_trainers.algorithms.advantages import estimate
 from agent_trainers.batching.micro_batch import select_rows
-from agent_trainers.experimental.skills.distillation import distillation_loss
-from agent_trainers.experimental.skills.skills import best_other, find_success
+from agent_trainers.experimental.skills import best_other, distillation_loss, find_success
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 from tests.agent_trainers.gradients import assert_close, gradient, micro_batches
 
@@ -22,9 +21,9 @@ ID = "AgentR1/SyntheticMultiHop-v0"
 
 @pytest.fixture
 def make_trainer(tiny_policy, tokenizer, make_config):
-    def make(weight=0, skills="group", peft_config=None, **changes):
+    def make(weight=0, peft_config=None, **changes):
         if weight:
-            changes["extensions"] = json.dumps({DISTILLATION: {"weight": weight, "skills": skills}})
+            changes["extensions"] = json.dumps({DISTILLATION: {"weight": weight}})
         return StepGRPOTrainer(
             tiny_policy, ID, make_config(**changes), processing_class=tokenizer,
             peft_config=peft_config,
@@ -157,28 +156,11 @@ def test_no_episode_is_shown_itself_nor_a_failure(scored, shown):
     assert skills == [None if i is None else told[i] for i in shown]
 
 
-def test_a_task_has_its_own_skill_or_the_one_for_all(make_trainer, tmp_path, scored):
-    path = tmp_path / "skills.jsonl"
-    own = scored[0].task_id
-    rows = [{"skill": "director", "task_id": own}, {"skill": "award"}, {"skill": "city"}]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    trainer = make_trainer(weight=0.5, skills=str(path))
-    assert trainer.extensions[0]._skills(scored) == ["director"] * 4 + ["award\ncity"] * 4
-    path.write_text(json.dumps({"skill": "search " * 2000}) + "\n")  # it leaves no room for the row
-    (batch,) = micro_batches(make_trainer(weight=0.5, skills=str(path)), scored)
+def test_a_row_without_room_for_the_skill_has_no_teacher(make_trainer, scored):
+    trainer = make_trainer(weight=0.5)
+    trainer.extensions[0]._skills = lambda trajectories: ["search " * 2000] * len(trajectories)
+    (batch,) = micro_batches(trainer, scored)
     assert not batch["skill_mask"].any()
-
-
-@pytest.mark.parametrize(("text", "named"), [
-    ('{"task_id": "1"}', "row 1: a row must be"),
-    ('{"skill": "a"}\n{"skill": "b", "task_id": [1]}', "row 2: a row must be"),
-    ("", "contains no skills"),
-])  # fmt: skip
-def test_files_without_skills_are_refused(make_trainer, tmp_path, text, named):
-    path = tmp_path / "skills.jsonl"
-    path.write_text(text)
-    with pytest.raises(DataError, match=named):
-        make_trainer(weight=0.5, skills=str(path))
 
 
 def test_weights_and_templates_that_cannot_teach_are_refused(make_trainer, tokenizer):

@@ -1,27 +1,22 @@
 """`SkillDistillation`: self-distillation from a teacher that reads a skill.
 
 ``--extensions '{"agent_trainers.experimental.skills:SkillDistillation": {"weight": 0.5}}'`` adds it
-to a run. The teacher has the weights of the policy at the start of a batch. Rows, tokens and masks
-are those of the policy; only the prompt differs, so the teacher is a second pass over the same
-completions, without gradient and dropout.
+to a run. A skill is the text of another successful episode of the group. The teacher has the
+weights of the policy at the start of a batch. Rows, tokens and masks are those of the policy; only
+the prompt differs, so the teacher is a second pass over the same completions, without gradient and
+dropout.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
 from agent_envs.errors import ConfigurationError
+from agent_envs.formats.turn_reading import without_thoughts
 from agent_trainers.batching.collate import pad_rows
 from agent_trainers.batching.micro_batch import MicroBatch
 from agent_trainers.batching.rows import Row
-from agent_trainers.experimental.skills.skills import (
-    GROUP,
-    NOTE,
-    best_other,
-    find_success,
-    read_skills,
-)
 from agent_trainers.policies.local import context_length
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.trainers.extensions import Extension
@@ -29,21 +24,31 @@ from agent_trainers.trajectory import Trajectory
 
 MAX_DISTILLATION_RATIO: Final = 2.0
 """Bound of the importance ratio that weighs the teacher, as in TRL's SDPO."""
+NOTE: Final = "\n\nWhat worked before:\n{skill}"
+"""Text with which a teacher reads a skill, after the last message of the first state."""
+
+
+class Success(NamedTuple):
+    """A successful episode; the best of a group sorts first."""
+
+    group_id: str
+    cost: float
+    """Negative return."""
+    num_steps: int
+    number: int
+    """Index in the batch."""
+    skill: str
+    """Its actions."""
 
 
 class SkillDistillation(Extension):
     """Mixes the policy loss with the divergence from a policy that knows a skill."""
 
-    def __init__(self, weight: float, skills: str = GROUP) -> None:
-        """Set the share of the distillation loss, in (0, 1], and where skills come from.
-
-        `skills` is `GROUP`, the best other success of the group, or the path of a file of rows with
-        ``skill`` and ``task_id``.
-        """
+    def __init__(self, weight: float) -> None:
+        """Set the share of the distillation loss, in (0, 1]."""
         if not 0 < weight <= 1:
             raise ConfigurationError(f"weight must be in (0, 1], not {weight}.")
         self._weight = weight
-        self._skills_by_task = None if skills == GROUP else read_skills(skills)
 
     def attach(self, trainer: Any) -> None:
         """Take part in the run of `trainer`, whose chat template must mark ends of messages."""
@@ -108,8 +113,6 @@ class SkillDistillation(Extension):
 
     def _skills(self, trajectories: Sequence[Trajectory]) -> list[str | None]:
         """Return the skill of each episode, if any; collective."""
-        if (by_task := self._skills_by_task) is not None:
-            return [by_task.get(t.task_id, by_task.get(None)) for t in trajectories]
         processes = self._scorer.processes
         first = processes.num_before(len(trajectories))
         found = [find_success(trajectory, first + i) for i, trajectory in enumerate(trajectories)]
@@ -126,6 +129,25 @@ class SkillDistillation(Extension):
         if len(row.prompt_ids) + len(note) + len(row.completion_ids) > self._max_tokens:
             return None
         return [*row.prompt_ids[:place], *note, *row.prompt_ids[place:]]
+
+
+def find_success(trajectory: Trajectory, number: int) -> Success | None:
+    """Return the success of the `number`-th episode, with its actions as the skill."""
+    if not (trajectory.is_scorable and trajectory.success):
+        return None
+    skill = "\n".join(without_thoughts(t.action).strip() for t in trajectory.transitions)
+    num_steps = len(trajectory.transitions)
+    return Success(trajectory.group_id, -trajectory.return_, num_steps, number, skill)
+
+
+def best_other(successes: Sequence[Success], group_id: str, number: int) -> str | None:
+    """Return the skill of the group's best success other than episode `number`.
+
+    An episode that read itself would be drawn to its own actions
+    (``dont_reprompt_on_self_success`` of TRL's SDPO).
+    """
+    others = [s for s in successes if s.group_id == group_id and s.number != number]
+    return min(others).skill if others else None
 
 
 def distillation_loss(

@@ -1,5 +1,0 @@
-"""Skills: texts of successful episodes, and self-distillation from them."""
-
-from agent_trainers.experimental.skills.distillation import SkillDistillation
-
-__all__ = ["SkillDistillation"]
