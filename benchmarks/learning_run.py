@@ -9,7 +9,6 @@ import functools
 import json
 import math
 import re
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,10 +30,8 @@ from agent_trainers.policies import Generation, GenerationRequest, Policy, Polic
 from agent_trainers.policies.control_tokens import ControlTokens
 from agent_trainers.policies.local import transformers_policy
 from agent_trainers.policies.rendering import ChatRenderer
-from agent_trainers.recipes import MODEL_RECIPE
 from agent_trainers.rollout.demonstrations import play_reference
 from agent_trainers.rollout.evaluation import evaluate_policy
-from agent_trainers.tiny_policy.make import write_recipe
 from agent_trainers.trainers.sft import WarmStartConfig, supervised_dataset
 from agent_trainers.trajectory import Trajectory
 from benchmarks.performance.models import load_tokenizer
@@ -47,8 +44,6 @@ NUM_EPISODES: Final = 128
 MAX_NEW_TOKENS: Final = 24
 FIRST_DEMONSTRATION: Final = 20_000_000
 """First task used for demonstrations; no run draws tasks near it."""
-PRETRAINED_SUCCESS: Final = 0.05
-"""Success in a batch at which `pretrain` stops."""
 COLUMNS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
     "one hop": (MULTI_HOP, {"hops": 1}),
     "clean facts": (MULTI_HOP, {}),
@@ -81,8 +76,6 @@ class LearningRun:
     """Whether the evaluated policy only reads the results of one search with the question."""
     num_demonstrations: int = 0
     """Demonstrations in the same environment and context before reinforcement learning."""
-    is_pretrained: bool = False
-    """Whether to start from the policy of `pretrain` instead of the embedded one."""
     first_task: int = 0
     """First held-out task; tuning uses other tasks than the report."""
 
@@ -175,12 +168,6 @@ def run(spec: LearningRun, folder: Path) -> dict[str, Any]:
         make_env = functools.partial(gym.make, spec.env, **spec.env_kwargs)
         tasks = range(FIRST_DEMONSTRATION, FIRST_DEMONSTRATION + spec.num_demonstrations)
         finetune(play_reference(make_env, ChatRenderer(load_tokenizer()), tasks), start)
-    if spec.is_pretrained:
-        start = folder.parent / "pretrained"
-        if not start.exists():
-            pretrain(folder / "pretrained")
-            with contextlib.suppress(OSError):  # another run was faster
-                (folder / "pretrained").rename(start)
     if spec.method == "base":
         model = AutoModelForCausalLM.from_pretrained(start)
     else:
@@ -200,23 +187,6 @@ def run(spec: LearningRun, folder: Path) -> dict[str, Any]:
     }
     write_json(folder / "result.json", result)
     return result
-
-
-def pretrain(folder: Path) -> None:
-    """Save a policy that was trained on the long horizon until it solved some of it.
-
-    The embedded policy solves none, so runs from it differ mostly in when they first succeed.
-    """
-    options = ("--per_device_train_batch_size", "32", "--learning_rate", "0.002")
-    spec = LearningRun(method="grpo_step", seed=2, budget=2400, num_tasks=0, columns=(),
-                       env=LONG_HORIZON, options=options)  # fmt: skip
-    model, curve, _ = train(spec, folder, until=PRETRAINED_SUCCESS)
-    if curve[-1][1] < PRETRAINED_SUCCESS:
-        raise RuntimeError(f"No batch reached a success of {PRETRAINED_SUCCESS:.0%}: {curve}")
-    shutil.rmtree(folder / "trainer")
-    model.save_pretrained(folder)
-    load_tokenizer().save_pretrained(folder)
-    write_recipe(folder / MODEL_RECIPE, MAX_NEW_TOKENS)
 
 
 def finetune(trajectories: Iterable[Trajectory], folder: Path) -> None:
@@ -261,12 +231,12 @@ def train_options(
 
 
 def train(
-    spec: LearningRun, folder: Path, start: Path = TINY_POLICY, *, until: float = math.inf
+    spec: LearningRun, folder: Path, start: Path
 ) -> tuple[Any, list[tuple[int, float]], int | None]:
-    """Train the policy of `start`; return the model, the learning curve, and sampled tokens.
+    """Train the policy of `start` until the budget is spent.
 
-    Stops when the budget is spent, or after a batch with success `until`. The number of tokens is
-    None for TRL's trainer, which does not report it.
+    Returns the model, the learning curve, and the number of sampled tokens, which TRL's trainer
+    does not report (None).
     """
     method = ["--algorithm", "grpo" if spec.method == "trl" else spec.method]
     if start != TINY_POLICY:
@@ -284,7 +254,7 @@ def train(
         last_batch = functools.partial(batch_of, trainer)
         tokens = CompletionTokens(trainer)
         trainer.add_callback(tokens)
-    budget = EnvironmentStepBudget(spec.budget, last_batch, until)
+    budget = EnvironmentStepBudget(spec.budget, last_batch)
     trainer.add_callback(budget)
     trainer.train()
     return trainer.model, budget.curve, None if tokens is None else tokens.count

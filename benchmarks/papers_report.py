@@ -45,12 +45,10 @@ def write_report(
         f"total, {facts['jobs']} at a time on one core each. {versions}.",
         f"Success in % of {facts['num_tasks']} held-out tasks per column, sampled at temperature "
         f"1: mean and 95 % interval by Student's t over {len(facts['seeds'])} seeds. Each run "
-        f"trains for {facts['budget']:,} environment steps in batches of 128 episodes; over the "
-        f"long horizon for {facts['long_budget']:,} in batches of 32, or of 24 with branches, "
-        "whose steps and tokens count. The learning rate decays to 0. In-domain: *clean facts* "
-        "and *outdated facts*, half of the training worlds each. Out of domain: *one hop*, and "
-        "*three questions*, which only the long-horizon tables train. Naive RAG searches once with "
-        "the question and is trained, with the same budget, to answer from the results.",
+        f"trains for {facts['budget']:,} environment steps in batches of 128 episodes. The "
+        "learning rate decays to 0. In-domain: *clean facts* and *outdated facts*, half of the "
+        "training worlds each. Out of domain: *one hop* and *three questions*. Naive RAG searches "
+        "once with the question and is trained, with the same budget, to answer from the results.",
         f"Learning rates: {_rates(facts)}.",
         "Comparisons are paired by seed: mean difference with its 95 % interval by Student's t, "
         "and the exact sign-flip test with Holm's correction over the comparisons of a table.",
@@ -105,7 +103,7 @@ def _row(name: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "curves": [run["curve"] for run in runs],
         "environment_steps": [run["curve"][-1][0] if run["curve"] else 0 for run in runs],
         "completion_tokens": [n for run in runs if (n := run.get("completion_tokens"))],
-        "commands": [run["command"] for run in runs if "command" in run],
+        "commands": [run["command"] for run in runs],
     }
 
 

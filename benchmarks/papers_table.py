@@ -2,7 +2,7 @@
 
 Trains the embedded policy by every method with the same budget of environment steps: first with
 several learning rates on tuning seeds and tasks, then with the best rate on the reported seeds.
-Further tables compare masks, contexts, and step with trajectory credit over a long horizon.
+Further tables compare masks and contexts.
 """
 
 import datetime
@@ -24,7 +24,7 @@ from agent_envs.scoring.statistics import MAX_EXACT_PERMUTATION
 from agent_trainers.cli.arguments import parse, run_command
 from agent_trainers.cli.results import versions
 from benchmarks.grid import Grid, Result, Spec, read_json
-from benchmarks.learning_run import COLUMNS, LONG_HORIZON, LearningRun
+from benchmarks.learning_run import COLUMNS, LearningRun
 from benchmarks.papers_report import NAIVE_RAG, write_report
 
 PROGRAM: Final = "python -m benchmarks.papers_table"
@@ -37,7 +37,6 @@ class Study(NamedTuple):
     rows: Mapping[str, Mapping[str, Any]]
     pairs: Sequence[tuple[str, str]] = ()
     """Rows to compare; the papers found the first of each pair better."""
-    is_long_horizon: bool = False
 
 
 def _rows(*methods: str, **fields: Any) -> dict[str, dict[str, Any]]:
@@ -52,26 +51,6 @@ _NO_LOSS_MASK: Final = ("--loss_mask", "false")
 _NO_ADVANTAGE_MASK: Final = ("--advantage_mask", "false")
 _SHOWN: Final = {"method": "grpo", "num_demonstrations": 64}
 """Every row of the context table starts from demonstrations in its own context."""
-_LONG_HORIZON: Final = {
-    # batches of 128 are only three updates; with branches, 24 episodes cost as much as 32 without
-    **_rows("grpo", "grpo_step", "gigpo", options=("--per_device_train_batch_size", "32")),
-    **{
-        name: {
-            "method": "grpo_step",
-            "options": (
-                "--per_device_train_batch_size",
-                "24",
-                "--advantage_estimator",
-                f"agent_trainers.experimental.branching:{name}",
-            ),
-        }
-        for name in ("vine", "tree")
-    },
-}
-_CREDIT: Final = (
-    ("grpo_step", "grpo"), ("gigpo", "grpo"), ("vine", "grpo_step"), ("vine", "gigpo"),
-    ("tree", "grpo_step"), ("tree", "gigpo"),
-)  # fmt: skip
 _TRAINED: Final = ("ppo", "reinforce++", "reinforce++-baseline", "rloo", "gigpo", "step_ppo")
 _TRL: Final = "TRL environment_factory"
 STUDIES: Final[Mapping[str, Study]] = {
@@ -94,11 +73,6 @@ STUDIES: Final[Mapping[str, Study]] = {
         "grpo, window of 1 turn": _SHOWN | _context("window", turns=1),
         "grpo, budget of 90 tokens": _SHOWN | _context("budget", tokens=90),
     }, [("grpo, window of 1 turn", "grpo, full"), ("grpo, budget of 90 tokens", "grpo, full")]),
-    "long_horizon": Study("Long horizon", _LONG_HORIZON, _CREDIT, is_long_horizon=True),
-    "long_horizon_taught": Study("Long horizon, from a policy that solves some of it", {
-        name: {**fields, "is_pretrained": True}
-        for name, fields in {"before": {"method": "base"}, **_LONG_HORIZON}.items()
-    }, _CREDIT, is_long_horizon=True),
 }  # fmt: skip
 TRAINED_ON: Final = {"outdated": 0.5}
 """Half of the worlds hold outdated facts, so the columns with and without them are in-domain."""
@@ -106,7 +80,7 @@ TUNING_SEEDS: Final = (101, 102)
 FIRST_TUNING_TASK: Final = 1_000_000
 """Learning rates are chosen on seeds and held-out tasks that no table reports."""
 NUM_TUNING_TASKS: Final = 100
-_FACTS: Final = ("jobs", "num_tasks", "seeds", "budget", "long_budget", "learning_rates")
+_FACTS: Final = ("jobs", "num_tasks", "seeds", "budget", "learning_rates")
 
 
 @dataclass
@@ -121,7 +95,6 @@ class PapersTableArguments:
         help="Each method is reported with the best of them.",
     )
     budget: int = HfArg(default=10_000, help="Environment steps of training per run.")
-    long_budget: int = HfArg(default=3_000, help="The same over the long horizon.")
     num_tasks: int = HfArg(default=300, help="Held-out tasks per column.")
     studies: list[str] = HfArg(
         default_factory=lambda: list(STUDIES), help="Tables: " + ", ".join(STUDIES) + "."
@@ -163,11 +136,7 @@ def _run(arguments: list[str]) -> None:
         Path(options.output),
         {
             name: {
-                row: [
-                    results[key_of(cells[name, row, seed])]
-                    | {"command": shlex.join(_command(cells[name, row, seed], options.work))}
-                    for seed in options.seeds
-                ]
+                row: [results[key_of(cells[name, row, seed])] for seed in options.seeds]
                 for row in study.rows
             }
             for name, study in studies.items()
@@ -193,16 +162,13 @@ def learning_run(
     study: str, row: str, seed: int, rate: float | None, options: PapersTableArguments
 ) -> LearningRun:
     """Return the run of one cell at a learning rate."""
-    is_long = STUDIES[study].is_long_horizon
-    place: dict[str, Any] = {"columns": tuple(COLUMNS), "env_kwargs": TRAINED_ON}
-    if is_long:
-        place = {"columns": ("three questions",), "env": LONG_HORIZON}
-    fields = {**place, **STUDIES[study].rows[row]}
+    fields = {"env_kwargs": TRAINED_ON, **STUDIES[study].rows[row]}
     rate_option = () if rate is None else ("--learning_rate", f"{rate:g}")
     return LearningRun(
         seed=seed,
-        budget=options.long_budget if is_long else options.budget,
+        budget=options.budget,
         num_tasks=options.num_tasks,
+        columns=tuple(COLUMNS),
         **{**fields, "options": (*fields.get("options", ()), *rate_option)},
     )
 
@@ -214,10 +180,8 @@ def key_of(spec: LearningRun) -> str:
         spec.method,
         *(re.sub(r"\W+", "-", value).strip("-")[-60:] for value in spec.options),
         *([context["name"]] if context else []),
-        *(["long"] if spec.env == LONG_HORIZON else []),
         *(["naive_rag"] if spec.is_naive_rag else []),
         *(["demonstrations"] if spec.num_demonstrations else []),
-        *(["pretrained"] if spec.is_pretrained else []),
         *(["tuning"] if spec.first_task else []),
         str(spec.seed),
     ]
@@ -229,8 +193,7 @@ def compute_run(grid: Grid, key: str, spec: Spec) -> Result:
     folder = grid.work / key
     command = ["python", "-m", "benchmarks.learning_run", str(folder), json.dumps(spec)]
     grid.command(command, folder)
-    result: Result = read_json(folder / "result.json", None)
-    return result
+    return {**read_json(folder / "result.json", None), "command": shlex.join(command)}
 
 
 def _tune(
@@ -260,7 +223,7 @@ def _tuning_run(
     in_domain = ("one hop",) if spec.is_naive_rag else ("clean facts", "outdated facts")
     return replace(
         spec,
-        columns=spec.columns if STUDIES[study].is_long_horizon else in_domain,
+        columns=in_domain,
         num_tasks=min(options.num_tasks, NUM_TUNING_TASKS),
         first_task=FIRST_TUNING_TASK,
     )
@@ -276,11 +239,6 @@ def _best_rate(success: Mapping[float, float] | None, rates: Sequence[float]) ->
 def _compute(grid: Grid, specs: Sequence[LearningRun], jobs: int) -> dict[str, Result]:
     cells = {key_of(spec): json.loads(json.dumps(asdict(spec))) for spec in specs}
     return grid.run(cells, lambda key, spec: compute_run(grid, key, spec), jobs=jobs)
-
-
-def _command(spec: LearningRun, work: str) -> list[str]:
-    folder = str(Path(work) / key_of(spec))
-    return ["python", "-m", "benchmarks.learning_run", folder, json.dumps(asdict(spec))]
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ checkpoints of the run of `STAGES_ALGORITHM`, which is part of the benchmark any
 """
 
 import contextlib
+import math
 import shutil
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -27,14 +28,14 @@ from agent_trainers.policies.models import load_model, load_tokenizer
 from agent_trainers.recipes import MODEL_RECIPE, find_turn_length
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.episode import EpisodeSpec
-from agent_trainers.tiny_policy.make import EnvironmentSource, make_tiny_policy
+from agent_trainers.tiny_policy.make import EnvironmentSource, make_tiny_policy, write_recipe
 from benchmarks.credit.measure import FittedCritic, Measurement
 from benchmarks.credit.true_advantages import CreditBatch
 from benchmarks.learning_run import (
     LONG_HORIZON,
+    MAX_NEW_TOKENS,
     MULTI_HOP,
     EnvironmentStepBudget,
-    pretrain,
     train_options,
 )
 from benchmarks.trl_peer import batch_of
@@ -45,7 +46,26 @@ STAGES: Final[Mapping[str, float]] = {"middle": 0.4, "late": 0.7}
 is none, the middle one is the policy at half of the budget, and the late one the last."""
 WARM_SUCCESS: Final = 0.3
 """Success of a policy made for an environment before reinforcement learning."""
-_LEARNING_RATE: Final = 1e-3
+PRETRAINED_SUCCESS: Final = 0.05
+"""Success in a batch at which the initial policy of the long horizon is saved."""
+
+
+def _make_by_reward(environment: "Environment", folder: Path) -> None:
+    """Save the embedded policy, trained until it solves some of the tasks.
+
+    It solves none of the long horizon's before, and most runs would learn nothing.
+    """
+    trainer, steps = _make_trainer(
+        environment, Path(TINY_POLICY), folder, 2, 2400,
+        learning_rate=2e-3, until=PRETRAINED_SUCCESS,
+    )  # fmt: skip
+    trainer.train()
+    if steps.curve[-1][1] < PRETRAINED_SUCCESS:
+        raise RuntimeError(f"No batch reached a success of {PRETRAINED_SUCCESS:.0%}: {steps.curve}")
+    shutil.rmtree(folder / "trainer")
+    trainer.model.save_pretrained(folder)
+    trainer.processing_class.save_pretrained(folder)
+    write_recipe(folder / MODEL_RECIPE, MAX_NEW_TOKENS)
 
 
 def _make_own(environment: "Environment", folder: Path, **options: int) -> None:
@@ -68,7 +88,7 @@ class Environment(NamedTuple):
 ENVIRONMENTS: Final[Mapping[str, Environment]] = {
     "multi-hop": Environment(MULTI_HOP, make_start=None),
     "long horizon": Environment(
-        LONG_HORIZON, make_start=lambda _, folder: pretrain(folder),
+        LONG_HORIZON, make_start=_make_by_reward,
         num_episodes=32,  # batches of 128 are only three updates here
     ),
     "arithmetic": Environment(
@@ -131,22 +151,29 @@ def train(
     environment: Environment, start: Path, folder: Path, *, seed: int, budget: int
 ) -> dict[str, Any]:
     """Train for `budget` environment steps and save a folder for each stage after the first."""
+    trainer, steps = _make_trainer(environment, start, folder, seed, budget, learning_rate=1e-3)
+    stages = SaveStages(trainer, start, folder, steps)
+    trainer.add_callback(stages)
+    trainer.train()
+    stages.save_missing()
+    shutil.rmtree(folder / "trainer", ignore_errors=True)
+    return {"curve": steps.curve, "stages": stages.saved}
+
+
+def _make_trainer(
+    environment: Environment, start: Path, folder: Path, seed: int, budget: int,
+    *, learning_rate: float, until: float = math.inf,
+) -> tuple[Any, EnvironmentStepBudget]:  # fmt: skip
     own_policy = [] if start == Path(TINY_POLICY) else ["--model", str(start)]
     options = train_options(
         method=["--algorithm", STAGES_ALGORITHM, *own_policy], env=environment.env,
         env_kwargs=environment.kwargs, seed=seed, budget=budget,
         num_episodes=environment.num_episodes, folder=folder,
     )  # fmt: skip
-    settings, config = parse_arguments([*options, "--learning_rate", str(_LEARNING_RATE)])
-    trainer, _ = make_trainer(settings, config)
-    steps = EnvironmentStepBudget(budget, partial(batch_of, trainer))
-    stages = SaveStages(trainer, start, folder, steps)
+    trainer, _ = make_trainer(*parse_arguments([*options, "--learning_rate", str(learning_rate)]))
+    steps = EnvironmentStepBudget(budget, partial(batch_of, trainer), until)
     trainer.add_callback(steps)
-    trainer.add_callback(stages)
-    trainer.train()
-    stages.save_missing()
-    shutil.rmtree(folder / "trainer", ignore_errors=True)
-    return {"curve": steps.curve, "stages": stages.saved}
+    return trainer, steps
 
 
 class SaveStages(TrainerCallback):  # type: ignore[misc] # transformers is untyped

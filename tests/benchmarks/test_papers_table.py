@@ -13,7 +13,7 @@ from benchmarks.learning_run import (
 from benchmarks.papers_report import compare_rows
 
 FALLING = [0.9, 0.8, 0.7, 0.9, 0.8, 0.7, 0.9, 0.8, 0.7, 0.9]
-METHODS = ("grpo", "gigpo")  # each with one row
+METHODS = ("rloo", "gigpo")  # each with one row
 
 
 def rows(**scores):
@@ -47,12 +47,15 @@ def test_each_rate_is_tuned_with_the_same_budget_and_the_best_is_reported(tmp_pa
         score = 0.8 if (rate == 2e-3) == is_tuning else 0.2
         done.append((spec["method"], rate, spec["seed"], spec["budget"], is_tuning))
         scores = dict.fromkeys(spec["columns"], score)
-        return {"run": spec, "scores": scores, "curve": [[1, 0.1], [9, score]], "seconds": 1}
+        return {"run": spec, "scores": scores, "curve": [[1, 0.1], [9, score]], "seconds": 1,
+                "command": "run"}  # fmt: skip
 
+    study = papers_table.Study("Methods", {name: {"method": name} for name in METHODS})
+    monkeypatch.setattr(papers_table, "STUDIES", {"rows": study})
     monkeypatch.setattr(papers_table, "compute_run", fake)
     options = [
-        "--studies", "long_horizon", "--seeds", "1", "2", "--learning_rates", "0.001", "0.002",
-        "--work", str(tmp_path / "work"), "--output", str(tmp_path), "--long_budget", "50",
+        "--studies", "rows", "--seeds", "1", "2", "--learning_rates", "0.001", "0.002",
+        "--work", str(tmp_path / "work"), "--output", str(tmp_path), "--budget", "50",
     ]  # fmt: skip
     papers_table.main(options)
     for method in METHODS:
@@ -64,8 +67,8 @@ def test_each_rate_is_tuned_with_the_same_budget_and_the_best_is_reported(tmp_pa
             (0.002, seed, 50, False) for seed in (1, 2)
         ]
     text = (tmp_path / "papers_table.md").read_text()
-    assert "long_horizon, grpo: 0.002" in text
-    assert len(json.loads((tmp_path / "papers_table.json").read_text())["tuning"]) == 5
+    assert "rows, rloo: 0.002" in text
+    assert len(json.loads((tmp_path / "papers_table.json").read_text())["tuning"]) == 2
     done.clear()
     papers_table.main(options)
     assert done == []

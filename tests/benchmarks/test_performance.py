@@ -18,10 +18,10 @@ TINY = Settings(
 )  # fmt: skip
 STEP = {"time/rollout_seconds": 0.5, "time/score_seconds": 0.25, "time/train_seconds": 0.25}
 COMMANDS = [
-    "bfcl_agreement", "credit.__main__", "held_out", "papers_real.__main__",
+    "credit.__main__", "held_out", "papers_real.__main__",
     "papers_table", "performance.environments",
     "performance.sandbox", "performance.time_to_success",
-    "performance.training", "planted_mistakes",
+    "performance.training",
 ]  # fmt: skip
 
 
