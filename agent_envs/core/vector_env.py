@@ -12,7 +12,6 @@ from typing import Any, Final
 
 import gymnasium as gym
 import numpy as np
-import numpy.typing as npt
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import iterate
 
@@ -182,7 +181,14 @@ class ThreadVectorEnv(SyncVectorEnv[Any, Any]):
     def _add_info(
         self, vector_infos: dict[str, Any], env_info: dict[str, Any], env_num: int
     ) -> dict[str, Any]:
-        return add_info(vector_infos, env_info, env_num, self.num_envs)
+        if "arguments" in env_info:  # of any types: models write them
+            arguments = vector_infos.setdefault("arguments", np.full(self.num_envs, None, object))
+            arguments[env_num] = env_info["arguments"]
+            mask = vector_infos.setdefault("_arguments", np.zeros(self.num_envs, np.bool_))
+            mask[env_num] = True
+            env_info = {name: each for name, each in env_info.items() if name != "arguments"}
+        infos: dict[str, Any] = super()._add_info(vector_infos, env_info, env_num)
+        return infos
 
 
 def _outcomes(calls: Mapping[int, Callable[[], Any]], timeout: float | None) -> Iterator[Outcome]:
@@ -227,57 +233,3 @@ def __getattr__(name: str) -> Callable[..., ThreadVectorEnv]:
     if name in gym.registry:
         return functools.partial(make_threaded, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def add_info(
-    infos: dict[str, Any], info: Mapping[str, Any], number: int, size: int
-) -> dict[str, Any]:
-    """Add the info of member `number` of `size` to the batched `infos`, and return them.
-
-    As in `VectorEnv._add_info`, each key holds an array with an entry per member and ``_key`` a
-    mask, recursively. But values that do not fit into one array make an array of objects, where
-    Gymnasium raises or casts 0.5 to 0: models write arguments of any type.
-    """
-    for key, value in info.items():
-        column = infos.get(key)
-        mask = infos.setdefault(f"_{key}", np.zeros(size, np.bool_))
-        has_columns = isinstance(value, dict) and not any(str(k).startswith("_") for k in value)
-        if has_columns and key != "final_obs" and isinstance(column, dict | None):
-            infos[key] = add_info(column or {}, value, number, size)
-        else:
-            empty = np.full(size, None, object) if key == "final_obs" else _empty(value, size)
-            if column is None:
-                column = empty
-            elif isinstance(column, dict) or (column.dtype, column.shape) != (
-                empty.dtype, empty.shape
-            ):  # fmt: skip
-                column = _as_objects(column, mask)
-            column[number] = value
-            infos[key] = column
-        mask[number] = True
-    return infos
-
-
-def _empty(value: Any, size: int) -> npt.NDArray[Any]:
-    """Return a column for `value` and its like."""
-    if isinstance(value, bool | int | float | np.number | np.ndarray):
-        like = np.asarray(value)
-        if like.dtype != object:
-            return np.zeros((size, *like.shape), like.dtype)
-    return np.full(size, None, object)
-
-
-def _as_objects(column: Any, mask: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
-    objects = np.full(len(mask), None, object)
-    for number in np.flatnonzero(mask).tolist():
-        objects[number] = _value_of(column, number)
-    return objects
-
-
-def _value_of(column: Any, number: int) -> Any:
-    """Return the value of a member in a column."""
-    if isinstance(column, dict):
-        names = [name for name in column if f"_{name}" in column and column[f"_{name}"][number]]
-        return {name: _value_of(column[name], number) for name in names}
-    value = column[number]
-    return value.item() if isinstance(value, np.generic) else value
