@@ -148,26 +148,6 @@ class Summary:
         return history.summaries[key]
 
 
-@dataclass(frozen=True, slots=True)
-class Chain:
-    """Apply several policies, each to the result of the one before."""
-
-    policies: tuple[ContextPolicy, ...]
-
-    def __call__(self, history: History) -> View:
-        """Return the state for `history`."""
-        views: list[View] = []
-        for policy in self.policies:
-            views.append(make_view(policy, history))
-            history = _as_history(views[-1].messages, history)
-        return View(
-            views[-1].messages,
-            sum(view.num_dropped for view in views),
-            sum(view.num_shortened for view in views),
-            "; ".join(view.reason for view in views if view.reason) or None,
-        )
-
-
 def _make_summary(summarise: Summarise | str, **options: Any) -> Summary:
     function: Any = summarise
     if isinstance(summarise, str):
@@ -183,20 +163,18 @@ CONTEXTS: Final[Mapping[str, Callable[..., ContextPolicy]]] = {
     "budget": Budget,
     "summary": _make_summary,
 }
-ContextChoice = str | Mapping[str, Any] | ContextPolicy | Sequence[Any]
+ContextChoice = str | Mapping[str, Any] | ContextPolicy
 """Type of ``context=``; see `make_context`."""
 
 
 def make_context(context: ContextChoice) -> ContextPolicy:
     """Return the policy that an environment's ``context=`` argument describes.
 
-    It is a name (``"window"``), a name with options (``{"name": "window", "turns": 2}``), a custom
-    policy, or a list of these: each is applied to the result of the one before.
+    It is a name (``"window"``), a name with options (``{"name": "window", "turns": 2}``), or a
+    custom policy.
     """
     if callable(context):
         return context
-    if isinstance(context, list | tuple) and context:
-        return Chain(tuple(map(make_context, context)))
     if not isinstance(context, str | Mapping):
         raise ConfigurationError(
             f"context= takes a name, a mapping or a callable, not {context!r}."
@@ -242,8 +220,6 @@ def _view(history: History, messages: list[Message], reason: str, num_shortened:
 
 def only_computes(policy: ContextPolicy) -> bool:
     """Return whether a policy is known not to wait for other processes."""
-    if isinstance(policy, Chain):
-        return all(map(only_computes, policy.policies))
     return policy is full or isinstance(policy, Window | Budget)
 
 
@@ -293,15 +269,6 @@ def _with_summary(initial: Sequence[Message], summary: str) -> list[Message]:
     *first, question = initial
     text = SUMMARY_TEXT.format(summary=summary)
     return [*first, {**question, "content": f"{question['content']}\n\n{text}"}]
-
-
-def _as_history(messages: Sequence[Message], history: History) -> History:
-    """Return messages as a history: a turn starts with the model's message."""
-    starts = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-    ends = [*starts[1:], len(messages)]
-    turns = tuple(tuple(messages[i:j]) for i, j in zip(starts, ends, strict=False))
-    initial = tuple(messages[: starts[0]] if starts else messages)
-    return History(initial, turns, history.count_tokens, summaries=history.summaries)
 
 
 def _shorten(turn: list[Message]) -> int:

@@ -1,6 +1,6 @@
 """Gymnasium wrappers."""
 
-from agent_envs.wrappers.actions import MenuActions, TokenActions
+from agent_envs.wrappers.actions import MenuActions
 from agent_envs.wrappers.observations import (
     ConversationObservation,
     TokenObservation,
@@ -12,7 +12,6 @@ __all__ = [
     "ConversationObservation",
     "MenuActions",
     "PotentialShaping",
-    "TokenActions",
     "TokenObservation",
     "found_gold",
     "render_messages",

@@ -15,7 +15,6 @@ from agent_envs.errors import ConfigurationError
 
 Menu = Callable[[dict[str, Any]], Sequence[str]]
 Mask = npt.NDArray[np.int8]
-Tokens = npt.NDArray[np.int64]
 
 NO_CHOICE = ""
 """The action of a number without a text: a mistake, to which the environment replies."""
@@ -69,41 +68,3 @@ class MenuActions(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         num_cut = len(choices) - len(self._choices)
         cut = {"num_cut_choices": num_cut} if num_cut else {}
         return info | {"menu": list(self._choices), "action_mask": mask} | cut
-
-
-class TokenActions(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
-    """Makes an array of token ids the action; ids after the end token are ignored."""
-
-    def __init__(
-        self,
-        env: gym.Env[Any, str],
-        decode: Callable[[Sequence[int]], str],
-        *,
-        length: int,
-        num_tokens: int,
-        end_id: int = 0,
-    ) -> None:
-        """Wrap `env`.
-
-        Args:
-            env: An environment whose actions are text.
-            decode: Converts token ids to text, such as a tokenizer's ``decode``.
-            length: Length of an action, in tokens.
-            num_tokens: Number of token ids.
-            end_id: The id that ends an action.
-        """
-        RecordConstructorArgs.__init__(
-            self, decode=decode, length=length, num_tokens=num_tokens, end_id=end_id
-        )
-        super().__init__(env)
-        self._decode, self._end_id = decode, end_id
-        self.action_space = gym.spaces.MultiDiscrete([num_tokens] * length)
-
-    def step(self, action: Tokens) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Take the turn of the decoded token ids."""
-        ids = np.asarray(action, np.int64)
-        if not self.action_space.contains(ids):
-            raise ConfigurationError(f"An action is in {self.action_space}, not {action!r}.")
-        ends = np.flatnonzero(ids == self._end_id)
-        read = ids[: ends[0]] if len(ends) else ids
-        return self.env.step(self._decode(read.tolist()))

@@ -10,12 +10,7 @@ import gymnasium as gym
 import numpy as np
 
 from agent_envs.adapters.own_episode import OwnEpisode, draw_tasks
-from agent_envs.wrappers import (
-    ConversationObservation,
-    MenuActions,
-    TokenActions,
-    TokenObservation,
-)
+from agent_envs.wrappers import ConversationObservation, MenuActions, TokenObservation
 
 LENGTH = 8192
 
@@ -312,18 +307,12 @@ def decode(ids):
     return bytes(token - 1 for token in ids).decode("utf-8", "replace")
 
 
-def as_numbers(env_id, kwargs, actions, *, tokens):
-    """Make an environment whose observations and actions are arrays; return it, and actions."""
+def as_numbers(env_id, kwargs, actions):
+    """Make an environment whose observations and actions are numbers; return it, and actions."""
     env = ConversationObservation(gym.make(env_id, **kwargs))
     env = TokenObservation(env, encode, max_length=LENGTH, num_tokens=257)
-    if not tokens:
-        texts = sorted(set(actions))
-        return MenuActions(env, texts, size=len(texts) + 1), [texts.index(a) for a in actions]
-    env = TokenActions(env, decode, length=512, num_tokens=257)
-    ids = np.zeros((len(actions), 512), np.int64)
-    for row, action in zip(ids, actions, strict=True):
-        row[: len(encode(action))] = encode(action)
-    return env, list(ids)
+    texts = sorted(set(actions))
+    return MenuActions(env, texts, size=len(texts) + 1), [texts.index(a) for a in actions]
 
 
 def read(tokens):
@@ -336,7 +325,7 @@ class StableBaselines3(Driver):
     def play(self, env_id, kwargs, seed, actions):
         from stable_baselines3.common.vec_env import DummyVecEnv
 
-        env, numbers = as_numbers(env_id, kwargs, actions, tokens=seed % 2)
+        env, numbers = as_numbers(env_id, kwargs, actions)
         envs = DummyVecEnv([lambda: env])
         envs.seed(seed)
         observation = envs.reset()
@@ -358,7 +347,7 @@ class CleanRL(Driver):
     library, module = "CleanRL", "gymnasium"
 
     def play(self, env_id, kwargs, seed, actions):
-        env, numbers = as_numbers(env_id, kwargs, actions, tokens=seed % 2)
+        env, numbers = as_numbers(env_id, kwargs, actions)
         env = gym.wrappers.RecordEpisodeStatistics(env)
         envs = gym.vector.SyncVectorEnv([lambda: env])
         observation, _ = envs.reset(seed=seed)

@@ -61,7 +61,6 @@ def too_long(env):
     return [env.unwrapped.reference_actions()[0], "I wonder .", "I wonder .", "I wonder ."]
 
 
-# Arrays: tokens for odd seeds, menus for even ones.
 @pytest.mark.parametrize(
     ("script", "seed"), [(oracle, 8), (wrong, 7), (malformed, 7), (too_long, 8)]
 )

@@ -1,5 +1,3 @@
-import pickle
-
 import pytest
 
 from agent_envs import ConfigurationError, UnknownNameError, View
@@ -74,17 +72,6 @@ def test_pinned_text_is_shown_but_not_summarised():
     view = Summary(summarise_first_words, turns=1)(History(pinned, one.turns, len, one.initial))
     assert summarise_first_words.calls[0][0]["content"] == "question"
     assert view.messages[0]["content"].startswith("question\n\nnotes\n\nWhat has happened")
-
-
-def test_contexts_of_a_list_are_applied_one_after_the_other():
-    # The window leaves 8 + 2 * 102 = 212 tokens; a stub has 43
-    chain = make_context([{"name": "window", "turns": 2}, {"name": "budget", "tokens": 160}])
-    view = pickle.loads(pickle.dumps(chain))(history(5))
-    contents = [message["content"] for message in view.messages]
-    assert contents == ["question", "a3", SHORTENED_TEXT, "a4", "r" * 100]
-    assert (view.num_dropped, view.num_shortened) == (6, 1)
-    assert view.reason == "window: the last 2 turns; budget: 160 tokens"
-    assert make_context(["full", "window"])(history(1)).reason is None
 
 
 @pytest.mark.parametrize("shown", [None, "text", [], [{"role": "user"}], [None], {}])

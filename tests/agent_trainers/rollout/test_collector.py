@@ -267,7 +267,7 @@ def test_foreign_code_in_an_environment_of_ours_cannot_hold_the_others_up():
     term = {"mine": (lambda *_: 0.0, 1.0)}
     for kwargs in ({"rewards": term}, {"context": lambda h: h.messages}):
         assert not gym.make(ID, **kwargs).unwrapped.is_immediate
-    assert gym.make(ID, context=["window", "budget"]).unwrapped.is_immediate
+    assert gym.make(ID, context="budget").unwrapped.is_immediate
 
 
 class Server(ScriptedPolicy):
