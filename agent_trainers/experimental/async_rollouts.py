@@ -10,7 +10,6 @@ import functools
 import itertools
 import queue
 import threading
-import time
 import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -21,7 +20,6 @@ from agent_envs.core.lookup import lookup
 from agent_envs.errors import ConfigurationError
 from agent_trainers.algorithms.advantages import estimate
 from agent_trainers.algorithms.episodes import Array
-from agent_trainers.monitoring.episode_statistics import summarise
 from agent_trainers.policies.policy import Policy
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.environments import MakeEnv
@@ -35,14 +33,11 @@ GROUP_ESTIMATORS: Final = ("grpo", "grpo_step", "dr_grpo", "rloo", "gigpo")
 """Estimators that need one group only; there is no batch."""
 _MAX_QUEUED_STEPS: Final = 1024
 _POLL_SECONDS: Final = 0.2
+_STOP_SECONDS: Final = 30.0
 
 
 class EnvironmentRolloutWorker:
-    """Implements TRL's ``RolloutWorkerProtocol`` with environments in threads.
-
-    The threads share the trainer's main process, so environments that compute in Python slow the
-    trainer down; those that wait for tools, servers or sandboxes do not.
-    """
+    """Implements TRL's ``RolloutWorkerProtocol`` with environments in threads."""
 
     def __init__(
         self,
@@ -72,7 +67,7 @@ class EnvironmentRolloutWorker:
         self.rollout_buffer: queue.Queue[RolloutSample] = queue.Queue(_MAX_QUEUED_STEPS)
         """Rows for the trainer."""
         self.metrics_queue: queue.Queue[dict[str, Any]] = queue.Queue()
-        """Metrics for the trainer's log."""
+        """Empty, because the metrics are those of the rows."""
         self._threads = [
             threading.Thread(target=self._run, daemon=True) for _ in range(num_groups_at_once)
         ]
@@ -80,32 +75,27 @@ class EnvironmentRolloutWorker:
         self._model_version = 0
         self._stopping = threading.Event()
         self._error: str | None = None
-        self._last_progress = time.time()
 
     def start(self) -> None:
         """Start the threads."""
-        self._last_progress = time.time()
         for thread in self._threads:
             thread.start()
 
-    def stop(self, timeout_seconds: float = 30.0) -> None:
-        """Stop after the current groups, waiting at most `timeout_seconds` for each thread."""
+    def stop(self) -> None:
+        """Stop after the current groups, waiting a limited time for each thread."""
         self._stopping.set()
         for thread in self._threads:
             if thread.is_alive():
-                thread.join(timeout_seconds)
+                thread.join(_STOP_SECONDS)
 
     def update_model_version(self, model_version: int) -> None:
         """Record the version of the server's weights."""
         self._model_version = model_version
 
     def check_health(self, stale_after_s: float) -> None:
-        """Raise RuntimeError if a thread failed, or none ended an episode in `stale_after_s`."""
+        """Raise RuntimeError if a thread failed; the rollout limits the time of a step."""
         if self._error is not None:
             raise RuntimeError(f"A rollout thread failed:\n{self._error}")
-        idle = time.time() - self._last_progress
-        if idle > stale_after_s:
-            raise RuntimeError(f"No episode has ended for {idle:.0f} seconds.")
 
     def _run(self) -> None:
         try:
@@ -116,46 +106,25 @@ class EnvironmentRolloutWorker:
             self._error = traceback.format_exc()
 
     def _run_group(self, rollout: Rollout, group: int) -> None:
-        version, started = self._model_version, time.monotonic()
-        task = self._tasks[group % len(self._tasks)]
+        version, task = self._model_version, self._tasks[group % len(self._tasks)]
         seed = int(np.random.SeedSequence([self._seed, group]).generate_state(1)[0])
         rngs = [np.random.default_rng([self._seed, group, i]) for i in range(self._num_generations)]
         trajectories = rollout.collect(
-            [EpisodeSpec(task=task, seed=seed, group_id=str(group), rng=rng) for rng in rngs],
-            lambda _: self._record_progress(),
-        )
-        episodes = [summarise(trajectory) for trajectory in trajectories]
-        num_scorable = sum(episode.is_scorable for episode in episodes)
-        self.metrics_queue.put(
-            {
-                "rollout/group_s": time.monotonic() - started,
-                "episodes/unscorable": (len(episodes) - num_scorable, len(episodes)),
-                "episodes/mean_turns": (sum(e.num_steps for e in episodes), len(episodes)),
-            }
+            [EpisodeSpec(task=task, seed=seed, group_id=str(group), rng=rng) for rng in rngs]
         )
         if all(t.stop_reason is StopReason.POLICY_ERROR for t in trajectories):
             raise RuntimeError(trajectories[0].error)
-        if num_scorable < 2:
-            return
-        advantages = estimate(self._estimator, episodes)
-        spread = float(np.std([sum(e.rewards) for e in episodes if e.is_scorable]))
-        for trajectory, values in zip(trajectories, advantages, strict=True):
+        for trajectory, values in zip(
+            trajectories, estimate(self._estimator, trajectories), strict=True
+        ):
             for sample in step_samples(trajectory, values, group=group, model_version=version):
-                if sample.metrics:
-                    sample.metrics["reward_std"] = spread
                 self._put(sample)
-
-    def _record_progress(self) -> None:
-        self._last_progress = time.time()
 
     def _put(self, sample: "RolloutSample") -> None:
         """Queue a row, waiting while the queue is full."""
         while not self._stopping.is_set():
-            sample.enqueued_at = time.time()
-            try:
+            with contextlib.suppress(queue.Full):
                 return self.rollout_buffer.put(sample, timeout=_POLL_SECONDS)
-            except queue.Full:
-                self._record_progress()  # waiting for the trainer
         return None
 
 
@@ -171,12 +140,7 @@ def step_samples(
 
     if not trajectory.is_scorable:
         return []
-    episode = summarise(trajectory)
-    metrics = {
-        "reward": float(sum(episode.rewards)),
-        **{f"rewards/{name}": value for name, value in episode.reward_terms.items()},
-        "success": float(trajectory.success),
-    }
+    metrics = {"reward": trajectory.return_, "success": float(trajectory.success)}
     samples: list[RolloutSample] = []
     for transition, advantage in zip(trajectory.transitions, advantages, strict=True):
         no_loss = [0.0] * len(transition.prompt_ids)

@@ -4,22 +4,26 @@ An attempt is a fresh episode, or continues an earlier one from the state with t
 value (best-first search; a learned value guides the search as in arXiv:2407.01476).
 """
 
-import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Final
 
-from agent_envs.errors import RolloutError
 from agent_trainers.experimental.branching.saved_states import StateStore
 from agent_trainers.experimental.values.process_value import ProcessValue
 from agent_trainers.policies.policy import Policy, Usage
 from agent_trainers.rollout.collector import OnEnd, Rollout
 from agent_trainers.rollout.environments import MakeEnv
 from agent_trainers.rollout.episode import EpisodeSpec
-from agent_trainers.rollout.evaluation import choose_by_majority
 from agent_trainers.trajectory import Trajectory
 
+STRATEGIES: Final[Mapping[str, bool]] = {
+    "sample": False,
+    "best_of": True,
+    "best_first": True,
+    "oracle_best_of": False,
+}
+"""The names of the strategies, and whether each uses a learned value."""
 MAX_CONTINUATIONS: Final = 8
 """Attempts that begin in the same state."""
 
@@ -30,58 +34,30 @@ class _Search:
 
     spec: EpisodeSpec
     attempts: list[Trajectory] = field(default_factory=list)
-    scores: list[list[float]] = field(default_factory=list)
+    final_scores: list[float] = field(default_factory=list)
+    """Score of the end of each attempt."""
+    states: dict[tuple[int, int], float] = field(default_factory=dict)
+    """Scores of the attempts and steps from which the search may continue."""
+    continued: Counter[tuple[int, int]] = field(default_factory=Counter)
     steps: int = 0
-    begun: Counter[tuple[int, int]] = field(default_factory=Counter)
 
-    def best_state(self) -> tuple[int, int] | None:
-        """Return the attempt and the step of the best state to continue from."""
-        states = {
-            (i, t): self.scores[i][t]
-            for i, attempt in enumerate(self.attempts)
-            for t in range(attempt.start + bool(attempt.start), len(attempt.transitions))
-            if self.begun[i, t] < MAX_CONTINUATIONS
-        }
-        return max(states, key=lambda state: states[state], default=None)
+    def add(self, attempt: Trajectory, cost: int, value: ProcessValue | None) -> None:
+        self.attempts.append(attempt)
+        self.steps += cost
+        if value is None or not attempt.is_scorable:
+            return
+        *scores, last = score_states(attempt, value)
+        self.final_scores.append(last)
+        number, first = len(self.attempts) - 1, attempt.start + bool(attempt.start)
+        self.states |= {(number, t): scores[t] for t in range(first, len(scores))}
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Strategy:
-    """A search strategy."""
-
-    choose: Callable[[_Search], int]
-    """Returns the number of the chosen attempt."""
-    needs: str = ""
-    """Requirement besides a policy and an environment."""
-    is_repeated: bool = True
-    uses_value: bool = False
-    is_greedy: bool = False
-    is_best_first: bool = False
-
-
-def _best_by_value(search: _Search) -> int:
-    return max(range(len(search.attempts)), key=lambda i: search.scores[i][-1])
-
-
-STRATEGIES: Final[Mapping[str, Strategy]] = {
-    "sample": Strategy(choose=lambda _: 0, is_repeated=False),
-    "greedy": Strategy(choose=lambda _: 0, is_repeated=False, is_greedy=True),
-    "vote": Strategy(choose=lambda s: choose_by_majority(s.attempts), needs="fresh episodes"),
-    "best_of": Strategy(
-        choose=_best_by_value, needs="fresh episodes, a value and token ids", uses_value=True
-    ),
-    "best_first": Strategy(
-        choose=_best_by_value,
-        needs="restoring states, a value and token ids",
-        uses_value=True,
-        is_best_first=True,
-    ),
-    "oracle_best_of": Strategy(
-        choose=lambda s: max(range(len(s.attempts)), key=lambda i: s.attempts[i].return_),
-        needs="true rewards",
-    ),
-}
-"""The strategies by name."""
+    def next_state(self) -> tuple[int, int]:
+        """Return the attempt and the step of the best state, and count it."""
+        state = max(self.states, key=lambda state: self.states[state])
+        self.continued[state] += 1
+        if self.continued[state] == MAX_CONTINUATIONS:
+            del self.states[state]
+        return state
 
 
 class SearchRollout:
@@ -95,7 +71,7 @@ class SearchRollout:
         self,
         make_env: MakeEnv,
         policy: Policy,
-        strategy: Strategy,
+        strategy: str,
         *,
         budget: int,
         longest: int,
@@ -106,15 +82,16 @@ class SearchRollout:
         Args:
             make_env: Makes one environment.
             policy: The policy that acts.
-            strategy: One of `STRATEGIES`.
+            strategy: A key of `STRATEGIES`.
             budget: Environment steps for one episode, replayed ones included. The first attempt is
                 always made; another one begins if the budget has room for `longest` steps.
             longest: Largest number of steps of an episode.
             value: Scores states for strategies that use a learned value.
         """
-        states = StateStore() if strategy.is_best_first else None
+        states = StateStore() if strategy == "best_first" else None
         self._rollout = Rollout(make_env, policy, states=states)
-        self._strategy, self._value = strategy, value
+        self._strategy = strategy
+        self._value = value if STRATEGIES[strategy] else None
         self._budget, self._longest = budget, longest
 
     def collect(
@@ -122,12 +99,12 @@ class SearchRollout:
     ) -> list[Trajectory]:
         """Search for one episode per spec; return them in order, failed ones included."""
         searches = [_Search(spec) for spec in specs]
-        self._play_fresh(searches)
-        while active := [search for search in searches if self._goes_on(search)]:
-            if self._strategy.is_best_first:
+        self._attempt(searches)
+        while active := [search for search in searches if self._continues(search)]:
+            if self._strategy == "best_first":
                 self._continue_best(active)
             else:
-                self._play_fresh(active)
+                self._attempt(active)
         chosen = [self._choose(search) for search in searches]
         for trajectory in chosen:
             if on_end is not None:
@@ -138,39 +115,35 @@ class SearchRollout:
         """Close the environments."""
         self._rollout.close()
 
-    def _goes_on(self, search: _Search) -> bool:
+    def _continues(self, search: _Search) -> bool:
         return (
-            self._strategy.is_repeated
+            self._strategy != "sample"
             and search.steps + self._longest <= self._budget
             and search.attempts[-1].is_scorable
-            and (not self._strategy.is_best_first or search.best_state() is not None)
+            and (self._strategy != "best_first" or bool(search.states))
         )
 
-    def _play_fresh(self, searches: Sequence[_Search]) -> None:
+    def _attempt(self, searches: Sequence[_Search]) -> None:
         attempts = self._rollout.collect([search.spec for search in searches])
         for search, attempt in zip(searches, attempts, strict=True):
-            self._add(search, attempt, len(attempt.transitions))
+            search.add(attempt, len(attempt.transitions), self._value)
 
     def _continue_best(self, searches: Sequence[_Search]) -> None:
-        places = [search.best_state() or (0, 0) for search in searches]
+        places = [search.next_state() for search in searches]
         states = [(s.attempts[i], t) for s, (i, t) in zip(searches, places, strict=True)]
         branches = self._rollout.try_branches(states, 1, rng=[s.spec.rng for s in searches])
-        for search, place, (attempt,), (replayed,) in zip(
-            searches, places, branches.continuations, branches.replays, strict=True
+        for search, (attempt,), (replayed,) in zip(
+            searches, branches.continuations, branches.replays, strict=True
         ):
-            search.begun[place] += 1
-            self._add(search, attempt, replayed + len(attempt.transitions) - attempt.start)
-
-    def _add(self, search: _Search, attempt: Trajectory, cost: int) -> None:
-        search.attempts.append(attempt)
-        search.steps += cost
-        if self._value is not None and attempt.is_scorable:
-            search.scores.append(score_states(attempt, self._value))
+            own = len(attempt.transitions) - attempt.start
+            search.add(attempt, replayed + own, self._value)
 
     def _choose(self, search: _Search) -> Trajectory:
-        attempts = search.attempts
-        last = attempts[-1]
-        chosen = attempts[self._strategy.choose(search)] if last.is_scorable else last
+        attempts, chosen = search.attempts, search.attempts[-1]
+        if chosen.is_scorable:
+            returns = [attempt.return_ for attempt in attempts]
+            scores = returns if self._value is None else search.final_scores
+            chosen = attempts[scores.index(max(scores))]
         usage = sum((Usage(**attempt.usage) for attempt in attempts), Usage())
         metrics = chosen.metrics | {"search_steps": float(search.steps)}
         return replace(chosen, start=0, metrics=metrics, usage=asdict(usage))
@@ -182,18 +155,10 @@ def score_states(trajectory: Trajectory, value: ProcessValue) -> list[float]:
     It is the value of the state, at the end that of the last action. Where the environment starts
     another conversation, as with the next of several questions, the new state does not show the
     past: its score adds the gain within the new conversation to the score before it.
-
-    Raises:
-        RolloutError: If a value is NaN.
     """
     steps = trajectory.transitions
     ids = [(step.prompt_ids, [*step.prompt_ids, *step.completion_ids]) for step in steps]
     values = value.values([sequence for pair in ids for sequence in pair])
-    if any(map(math.isnan, values)):
-        raise RolloutError(
-            "The learned value is NaN in some state, so it cannot guide a search. Train it again "
-            "with a lower learning rate."
-        )
     of_states, of_actions = values[::2], values[1::2]
     scores, offset = of_states[:1], 0.0
     for before, after, action, state in zip(steps, steps[1:], of_actions, of_states[1:]):  # noqa: B905

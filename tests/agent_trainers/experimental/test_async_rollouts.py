@@ -146,7 +146,7 @@ def test_trls_asynchronous_trainer_learns_from_our_steps(
     assert log[0]["ratio"] == pytest.approx(1.0, abs=0.01)  # what was sampled is what is trained
     assert log[0]["sample/staleness_max"] == 0
     assert log[0]["batch/packing_ratio"] > 1.5  # steps of an episode, episodes of a group
-    assert {"reward", "success", "rewards/exact_match", "episodes/mean_turns"} <= set(log[-1])
+    assert {"reward", "success"} <= set(log[-1])
     start = AutoModelForCausalLM.from_pretrained(tiny_policy).state_dict()
     weights = trainer.model.state_dict()
     assert max((weights[name] - start[name]).abs().max() for name in start) > 1e-3

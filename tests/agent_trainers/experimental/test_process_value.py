@@ -243,17 +243,9 @@ def test_a_value_is_trained_resumed_and_searched_with(tmp_path, monkeypatch, cap
     with pytest.raises(ConfigurationError, match=r"value\.json exists"):
         value_command.run(command)
 
-    output = tmp_path / "search.json"
-    search.run(["--num_tasks", "2", "--budget_steps", "9", "--strategies", "all", "--value",
-                str(folder), "--output", str(output)])  # fmt: skip
-    searches = json.loads(output.read_text(encoding="utf-8"))["searches"]
-    assert list(searches) == list(STRATEGIES)
-    for name, found in searches.items():
-        assert found["num_episodes"] == 2
-        assert 1 <= found["metrics"]["search_steps"] <= 9
-        assert ("true rewards" in found["needs"]) == name.startswith("oracle")
-    shown = capsys.readouterr().out
-    assert all(name in shown for name in STRATEGIES)
+    search.run(["--num_tasks", "2", "--budget_steps", "9", "--value", str(folder)])
+    lines = [line for line in capsys.readouterr().out.splitlines() if " success " in line]
+    assert [line.split()[0] for line in lines] == list(STRATEGIES)
 
 
 @pytest.mark.parametrize(("command", "arguments", "error", "words"), [

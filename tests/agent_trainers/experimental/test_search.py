@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from gymnasium.wrappers import TimeLimit
 
-from agent_envs.errors import RolloutError
 from agent_trainers.experimental.search.search import STRATEGIES, SearchRollout, score_states
 from agent_trainers.policies import ScriptedPolicy
 from agent_trainers.policies.policy import Generation
@@ -18,7 +17,7 @@ from tests.agent_trainers.experimental.made import trajectory, transition
 
 LENGTH = 3
 ORACLE = "oracle_best_of"
-GUIDED = [name for name, strategy in STRATEGIES.items() if strategy.uses_value]
+GUIDED = [name for name, uses_value in STRATEGIES.items() if uses_value]
 
 
 def solution(task):
@@ -121,10 +120,9 @@ def specs(count=3):
     ]
 
 
-def search(name, make_env=limited, *, on=None, budget=60, policy=None, value=None):
-    value = (value or Judge()) if STRATEGIES[name].uses_value else None
+def search(name, make_env=limited, *, on=None, budget=60, policy=None):
     rollout = SearchRollout(
-        make_env, policy or Digits(), STRATEGIES[name], budget=budget, longest=LENGTH, value=value
+        make_env, policy or Digits(), name, budget=budget, longest=LENGTH, value=Judge()
     )
     return rollout.collect(on or specs())
 
@@ -161,7 +159,7 @@ def test_searches_stay_within_the_budget_including_replayed_steps(name, make_env
         env = limited()
         env.reset(options={"task": int(played.task_id)})
         assert [env.step(t.action)[1] for t in played.transitions] == played.rewards
-    whole = search("vote", make_env, budget=12, on=specs(1))[0]
+    whole = search("best_of", make_env, budget=12, on=specs(1))[0]
     assert whole.usage["calls"] == whole.metrics["search_steps"] == 12
 
 
@@ -185,19 +183,6 @@ def test_failures_fail_their_own_episode_only():
     # results do not depend on the other episodes
     together = search("best_first", on=specs(4))
     assert actions(together)[2:3] == actions(search("best_first", on=specs(4)[2:3]))
-
-
-def test_vote_returns_the_most_frequent_answer():
-    answers = iter("000 111 111 222".replace(" ", ""))
-    policy = Digits(lambda _: next(answers))
-    (found,) = search("vote", on=specs(1), policy=policy, budget=12)
-    assert actions([found]) == [["1"] * 3]
-
-
-def test_a_value_that_is_nan_is_an_error():
-    broken = SimpleNamespace(values=lambda sequences: [float("nan")] * len(sequences))
-    with pytest.raises(RolloutError, match="NaN"):
-        search("best_of", on=specs(1), value=broken)
 
 
 @pytest.mark.parametrize(("second", "context", "scores"), [
