@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection
 from hmac import compare_digest
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,21 +16,15 @@ from starlette.routing import Route
 
 from agent_envs.formats.actions import STRICT_JSON
 from agent_trainers.gateway.api_error import ApiError
-from agent_trainers.gateway.conversation import ApiMessage, Turn
-from agent_trainers.gateway.replies import (
-    chat_events,
-    chat_reply,
-    responses_events,
-    responses_reply,
-)
+from agent_trainers.gateway.conversation import Turn
+from agent_trainers.gateway.replies import chat_events, chat_reply, responses_reply
 from agent_trainers.gateway.requests import (
     CHAT_PARAMETERS,
     RESPONSES_PARAMETERS,
     Request,
-    make_call,
     parse_request,
 )
-from agent_trainers.gateway.session import Sampling, Session
+from agent_trainers.gateway.session import Call, Session
 from agent_trainers.policies.policy import Generation
 from agent_trainers.trajectory import ROLE_NAME, StopReason
 
@@ -38,11 +32,6 @@ if TYPE_CHECKING:
     from agent_trainers.gateway.gateway import Gateway
 
 _MODEL: Final = {"id": "policy", "object": "model", "created": 0, "owned_by": "agent-r1"}
-_PROBE_TOOL: Final = {
-    "type": "function",
-    "function": {"name": "f", "description": "f", "parameters": {"type": "object"}},
-}
-"""Passed to the chat template to find out whether it describes tools."""
 
 _log = logging.getLogger(__name__)
 Endpoint = Callable[[HttpRequest, Session, str], Awaitable[Response]]
@@ -53,10 +42,7 @@ class Application:
 
     def __init__(self, gateway: "Gateway") -> None:
         """Serve the sessions of `gateway`."""
-        self._gateway, self._policy = gateway, gateway.policy
-        self._format = gateway.tool_format
-        # Else the system prompt describes them
-        self._shows_tools = self._format.is_native and self._policy.shows_tools([_PROBE_TOOL])
+        self._gateway = gateway
 
     def asgi(self) -> Starlette:
         """Return the ASGI application."""
@@ -65,12 +51,12 @@ class Application:
             "responses": ("POST", self._responses),
             "models": ("GET", self._models),
         }
-        routes = [
-            Route(f"/{{session}}/v1/{path}", self._authenticated(endpoint), methods=[method])
-            for path, (method, endpoint) in endpoints.items()
-        ]
-        anything = Route("/{path:path}", _not_offered, methods=["GET", "POST", "PUT", "DELETE"])
-        return Starlette(routes=[*routes, anything])
+        return Starlette(
+            routes=[
+                Route(f"/{{session}}/v1/{path}", self._authenticated(endpoint), methods=[method])
+                for path, (method, endpoint) in endpoints.items()
+            ]
+        )
 
     def _authenticated(self, endpoint: Endpoint) -> Callable[[HttpRequest], Awaitable[Response]]:
         """Require the key of the session in the URL; return errors in the form of the API."""
@@ -83,11 +69,11 @@ class Application:
             is_correct = compare_digest(key.encode(), expected.encode())
             if session is None or not is_correct or kind.lower() != "bearer":
                 text = "Incorrect API key for this URL, or its session is closed."
-                return _error(ApiError(401, text, code="invalid_api_key"))
+                return _error(ApiError(401, text))
             try:
                 if role and ROLE_NAME.fullmatch(role) is None:
                     text = "The text after the full stop in the key must be the name of a role."
-                    raise ApiError(401, text, code="invalid_role")
+                    raise ApiError(401, text)
                 with self._gateway.connections.in_use(request.scope["client"], session.id):
                     return await endpoint(request, session, role)
             except ClientDisconnect:
@@ -108,32 +94,14 @@ class Application:
 
     async def _chat(self, http: HttpRequest, session: Session, role: str) -> Response:
         request = await self._read(http, session, CHAT_PARAMETERS)
-        turn = await self._sample(http, session, role, request, request.messages, "chatcmpl")
+        turn = await self._sample(http, session, role, request)
         if request.stream:
-            return _events(chat_events(request, turn))
+            return Response("".join(chat_events(request, turn)), media_type="text/event-stream")
         return _json(chat_reply(request, turn))
 
     async def _responses(self, http: HttpRequest, session: Session, role: str) -> Response:
         request = await self._read(http, session, RESPONSES_PARAMETERS)
-        conversation: list[ApiMessage] = []
-        if (before := request.previous_response_id) is not None:
-            if before not in session.responses:
-                text = f"Previous response with id '{before}' not found in this session."
-                name = "previous_response_id"
-                raise ApiError(400, text, param=name, code="previous_response_not_found")
-            conversation += session.responses[before]
-        for message in request.messages:
-            if message.calls and conversation and conversation[-1].role == "assistant":
-                turn_before = conversation.pop()  # one turn is several items
-                calls = [*turn_before.calls, *message.calls]
-                message = turn_before.model_copy(update={"calls": calls})
-            conversation.append(message)
-        system = [ApiMessage(role="system", content=text)] if (text := request.instructions) else []
-        turn = await self._sample(http, session, role, request, [*system, *conversation], "resp")
-        session.responses[turn.reply_id] = [*conversation, turn.message]
-        if request.stream:
-            return _events(responses_events(request, turn))
-        return _json(responses_reply(request, turn))
+        return _json(responses_reply(request, await self._sample(http, session, role, request)))
 
     async def _read(
         self, http: HttpRequest, session: Session, honoured: Collection[str]
@@ -146,42 +114,33 @@ class Application:
                     received += piece
                     if len(received) > limit:
                         text = f"The request is larger than {limit} bytes (max_body_bytes)."
-                        raise ApiError(413, text, code="request_too_large")
+                        raise ApiError(413, text)
         except TimeoutError:
-            raise ApiError(408, "The request did not arrive in time.", code="timeout") from None
+            raise ApiError(408, "The request did not arrive in time.") from None
         try:
             body = STRICT_JSON.decode(received.decode())
         except (ValueError, RecursionError) as error:
             raise ApiError(400, f"The request is not valid JSON: {error}") from None
         if not isinstance(body, dict):
             raise ApiError(400, "The request must be a JSON object.")
-        sampling, ignored = self._policy.sampling, self._gateway.ignored_parameters
+        sampling, ignored = self._gateway.policy.sampling, self._gateway.ignored_parameters
         return parse_request(body, honoured, sampling=sampling, ignored=ignored)
 
     async def _sample(
-        self,
-        http: HttpRequest,
-        session: Session,
-        role: str,
-        request: Request,
-        messages: list[ApiMessage],
-        reply_kind: str,
+        self, http: HttpRequest, session: Session, role: str, request: Request
     ) -> Turn:
         """Sample the turn of a call."""
-        shows = self._shows_tools
-        call = make_call(request, messages, self._format, shows_tools=shows, role=role)
-        sampling = session.admit(call)
+        call = session.begin(request, role)
         started = time.perf_counter()
         try:
-            generation = await self._wait(http, session, sampling)
-            seconds = time.perf_counter() - started
-            return session.record(call, sampling, generation, seconds, reply_kind)
+            generation = await self._wait(http, session, call)
+            return session.record(call, generation, time.perf_counter() - started)
         finally:
-            session.release(sampling)
+            session.release(call)
 
-    async def _wait(self, http: HttpRequest, session: Session, sampling: Sampling) -> Generation:
+    async def _wait(self, http: HttpRequest, session: Session, call: Call) -> Generation:
         limit = min(session.limits.call_timeout_seconds, session.seconds_left)
-        sampled = asyncio.wrap_future(self._gateway.loop.submit(sampling.key, sampling.request))
+        sampled = asyncio.wrap_future(self._gateway.loop.submit(call.key, call.sampling))
         disconnected = asyncio.ensure_future(http.receive())  # its body was read before
         try:
             await asyncio.wait(
@@ -192,26 +151,15 @@ class Application:
             if sampled.done():
                 return sampled.result()
             text = f"The model's turn took longer than {limit:.3g} seconds."
-            raise ApiError(504, text, code="timeout", stop_reason=StopReason.TIMEOUT)
+            raise ApiError(504, text, stop_reason=StopReason.TIMEOUT)
         finally:
             disconnected.cancel()
             sampled.cancel()
 
 
-async def _not_offered(request: HttpRequest) -> Response:
-    # The same reply for every client, so that it does not show which sessions exist.
-    what = f"{request.method} {request.url.path.rpartition('/v1')[2]}"
-    offered = "POST chat/completions, POST responses and GET models are."
-    return _error(ApiError(404, f"{what} is not offered here. {offered}"))
-
-
 def _json(body: Any, status: int = 200) -> Response:
     # ASCII, because names and sampled text may hold lone surrogates
     return Response(json.dumps(body), status, media_type="application/json")
-
-
-def _events(events: Iterable[str]) -> Response:
-    return Response("".join(events), media_type="text/event-stream")
 
 
 def _error(error: ApiError) -> Response:

@@ -13,7 +13,6 @@ Any other assistant message was written by the program: the state is rendered ag
 and becomes a separate row.
 """
 
-import hashlib
 import itertools
 import json
 from collections.abc import Mapping, Sequence
@@ -27,9 +26,9 @@ from agent_envs.formats.chat_messages import action_text
 from agent_envs.formats.openai_format import FunctionCall
 from agent_envs.formats.tool_formats import ToolFormat
 from agent_trainers.gateway.api_error import ApiError
+from agent_trainers.policies.policy import Schemas
 from agent_trainers.trajectory import Transition
 
-Schemas = list[dict[str, Any]]
 _TEXT_TYPES = ("text", "input_text", "output_text")
 
 
@@ -45,14 +44,6 @@ def _join_parts(content: Any) -> Any:
     if not all(isinstance(part, dict) and part.get("type") in _TEXT_TYPES for part in content):
         raise ValueError("can only hold parts of text")
     return "".join(str(part.get("text", "")) for part in content)
-
-
-def _refuse(value: object) -> None:
-    if value is not None:
-        raise ValueError("is not supported: send text as content, and calls as tool_calls")
-
-
-_Unsupported = Annotated[None, BeforeValidator(_refuse)]
 
 
 class ApiCall(Strict):
@@ -78,8 +69,9 @@ class ApiMessage(Strict):
     calls: list[ApiCall] = Field(default=[], validation_alias="tool_calls")
     call_id: str = Field(default="", validation_alias=AliasChoices("tool_call_id", "call_id"))
     """The call that a tool message answers."""
-    function_call: _Unsupported = None
-    audio: _Unsupported = None
+    function_call: None = None
+    """Superseded by `calls`."""
+    audio: None = None
 
     def means(self, other: "ApiMessage") -> bool:
         """Return whether two assistant messages have the same meaning."""
@@ -94,7 +86,7 @@ class Turn:
 
     transition: Transition
     """The turn as a step, whose reward is the sum of its reward terms at the end."""
-    tools: Schemas | None
+    tools: Schemas
     """The tools that the chat template was given."""
     message: ApiMessage
     """The reply that the program received."""
@@ -110,49 +102,38 @@ class Turn:
         return str(self.transition.info["finish_reason"])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class State:
-    """The state that a call shows the model."""
-
-    messages: list[Message]
-    digest: bytes
-    """Hash of the messages, under which turns sampled here are stored."""
-    previous: Turn | None
-    """The newest turn with whose tokens the state begins."""
-
-
 class Conversations:
     """The turns of one session, by the states in which they were sampled."""
 
     def __init__(self, tool_format: ToolFormat) -> None:
         """Start without turns."""
         self._format = tool_format
-        self._turns: dict[bytes, list[Turn]] = {}
-        self._names: dict[str, str] = {}  # function names by call id
+        self._turns: dict[int, list[Turn]] = {}  # by the number of messages before them
 
-    def add(self, state: State, turn: Turn) -> None:
+    def add(self, turn: Turn) -> None:
         """Store a turn."""
-        self._turns.setdefault(state.digest, []).append(turn)
-        self._names |= {call.id: call.name for call in turn.message.calls}
+        self._turns.setdefault(len(turn.transition.messages), []).append(turn)
 
-    def read(self, conversation: Sequence[ApiMessage], tools: Schemas | None) -> State:
-        """Return the state of a conversation with `tools` for the chat template."""
+    def read(
+        self, conversation: Sequence[ApiMessage], tools: Schemas
+    ) -> tuple[list[Message], Turn | None]:
+        """Return the state of a conversation, and the newest turn with whose tokens it begins.
+
+        `tools` are those that the chat template shows.
+        """
         messages: list[Message] = []
-        names = dict(self._names)
+        names: dict[str, str] = {}  # of functions, by call id
         previous: Turn | None = None
-        digest, num_hashed = hashlib.sha256(), 0
-        for role, run in itertools.groupby(enumerate(conversation), key=lambda each: each[1].role):
+        for role, run in itertools.groupby(conversation, key=lambda message: message.role):
             if role == "tool":
-                self._append_results(messages, [self._result(*each, names) for each in run])
+                self._append_results(messages, [self._result(each, names) for each in run])
                 continue
-            for place, message in run:
+            for message in run:
                 if role != "assistant":
-                    messages.append({"role": message.role, "content": message.content})
+                    messages.append({"role": role, "content": message.content})
                     continue
-                digest.update(json.dumps(messages[num_hashed:]).encode())
-                num_hashed = len(messages)
-                turn = self._find(digest.digest(), message)
                 names |= {call.id: call.name for call in message.calls}
+                turn = self._find(messages, message)
                 if turn:
                     messages = [*turn.transition.messages]  # equal, and shared in memory
                     text = turn.text
@@ -162,16 +143,15 @@ class Conversations:
                     ]
                     text = action_text(message.content, calls, self._format)
                 messages.append({"role": "assistant", "content": text})
-                is_last = place + 1 == len(conversation)
+                is_last = message is conversation[-1]
                 if turn and turn.is_whole and turn.tools == tools and not is_last:
                     previous = turn
-        digest.update(json.dumps(messages[num_hashed:]).encode())
-        return State(messages=messages, digest=digest.digest(), previous=previous)
+        return messages, previous
 
-    def _result(self, place: int, message: ApiMessage, names: Mapping[str, str]) -> Message:
+    def _result(self, message: ApiMessage, names: Mapping[str, str]) -> Message:
         if message.call_id not in names:
             text = f"There is no tool call {message.call_id!r} before its result."
-            raise ApiError(400, text, param=f"messages.{place}.tool_call_id")
+            raise ApiError(400, text, param="messages")
         return self._format.result_message(names[message.call_id], message.content)
 
     def _append_results(self, messages: list[Message], results: list[Message]) -> None:
@@ -187,12 +167,11 @@ class Conversations:
         text = "\n\n".join(message["content"] for message in [*first, *results])
         messages.append({"role": role, "content": text})
 
-    def _find(self, digest: bytes, message: ApiMessage) -> Turn | None:
-        """Return the turn that a message means; among equal ones the one with the same call ids."""
-        equal = [turn for turn in self._turns.get(digest, ()) if turn.message.means(message)]
-        ids = [call.id for call in message.calls]
-        named = (t for t in reversed(equal) if [call.id for call in t.message.calls] == ids)
-        return next(named, equal[-1] if equal else None)
+    def _find(self, messages: list[Message], message: ApiMessage) -> Turn | None:
+        """Return the turn in the state `messages` that an assistant's message means."""
+        same_length = reversed(self._turns.get(len(messages), ()))
+        equal = (turn for turn in same_length if turn.transition.messages == messages)
+        return next((turn for turn in equal if turn.message.means(message)), None)
 
 
 def _canonical(arguments: str) -> str:

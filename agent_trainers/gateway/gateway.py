@@ -12,10 +12,14 @@ from agent_envs.formats.tool_formats import TOOL_FORMATS, ToolFormat
 from agent_trainers.gateway.connections import ConnectionLimit, default_limit, limited_protocol
 from agent_trainers.gateway.generation_loop import IDLE_SECONDS, GenerationLoop
 from agent_trainers.gateway.session import Session, SessionClosedError, SessionLimits
-from agent_trainers.policies.models import release_worker_threads
 from agent_trainers.policies.policy import Policy
 
 _STOP_SECONDS: Final = 2
+_HOST: Final = "127.0.0.1"
+_PROBE_TOOL: Final = {
+    "type": "function",
+    "function": {"name": "f", "description": "f", "parameters": {"type": "object"}},
+}
 
 
 class Gateway:
@@ -42,8 +46,6 @@ class Gateway:
         ignored_parameters: Collection[str] = (),
         in_thread: bool = True,
         max_connections: int | None = None,
-        host: str = "127.0.0.1",
-        port: int = 0,
     ) -> None:
         """Prepare to serve `policy`; the server starts with ``with``.
 
@@ -58,20 +60,21 @@ class Gateway:
                 between two steps.
             max_connections: Open connections; beyond them, the session with the most loses one.
                 None for half of the process's file descriptors, at most 4,096.
-            host: The address to listen on.
-            port: 0 for any free port.
         """
         require_extra("serve", "The gateway", "starlette", "uvicorn")
         if isinstance(tool_format, str):
             tool_format = lookup(TOOL_FORMATS, tool_format, kind="tool format")
         self.policy, self.tool_format = policy, tool_format
+        self.shows_tools = tool_format.is_native and policy.shows_tools([_PROBE_TOOL])
+        """Whether the chat template describes tools; else the system prompt does."""
         self._limits = limits or SessionLimits()
         self.ignored_parameters = frozenset(ignored_parameters)
         self._in_thread = in_thread
         self.connections = ConnectionLimit(
             default_limit() if max_connections is None else max_connections
         )
-        self._host, self._port = host, port
+        self.address = ""
+        """The URL of the server."""
         self.sessions: dict[str, Session] = {}
         """The open sessions, by the id in their URL."""
         self._numbers, self.keys = itertools.count(), itertools.count()
@@ -102,12 +105,11 @@ class Gateway:
             timeout_keep_alive=60,
             ws="none",
         )
-        listening = socket.create_server((self._host, self._port), backlog=backlog)
-        self._port = listening.getsockname()[1]
+        listening = socket.create_server((_HOST, 0), backlog=backlog)
+        self.address = f"http://{_HOST}:{listening.getsockname()[1]}"
         self._server = uvicorn.Server(config)
         self._start("gateway-server", lambda: self._server.run(sockets=[listening]))
         if self._in_thread:
-            release_worker_threads()  # of the thread that computed until now
             self._start("gateway-policy", self._generate_until_closed)
         return self
 
@@ -159,11 +161,6 @@ class Gateway:
         this returns. `is_any_active` as in `Rollout`, where generation is collective.
         """
         self.loop.run(is_active, is_any_active)
-
-    @property
-    def address(self) -> str:
-        """The URL of the server."""
-        return f"http://{self._host}:{self._port}"
 
     def _start(self, name: str, function: Callable[[], None]) -> None:
         thread = threading.Thread(target=function, name=name, daemon=True)

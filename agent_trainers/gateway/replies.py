@@ -1,9 +1,8 @@
-"""Replies of ``/chat/completions`` and ``/responses``, whole or as server-sent events.
+"""Replies of ``/chat/completions`` and ``/responses``.
 
 Calls are read when a turn has ended, so a streamed turn is sent in a few events at its end.
 """
 
-import itertools
 import json
 import time
 from collections.abc import Iterator
@@ -54,7 +53,6 @@ def responses_reply(request: Request, turn: Turn) -> Json:
         "model": request.model,
         "output": _output(turn, status),
         "parallel_tool_calls": request.parallel_tool_calls,
-        "previous_response_id": request.previous_response_id,
         "tool_choice": request.tool_choice,
         "tools": [{"type": "function", **tool.model_dump()} for tool in request.tools],
         "usage": {
@@ -67,40 +65,8 @@ def responses_reply(request: Request, turn: Turn) -> Json:
     }
 
 
-def responses_events(request: Request, turn: Turn) -> Iterator[str]:
-    """Yield a response as events."""
-    numbers = itertools.count()
-
-    def emit(kind: str, **members: Any) -> str:
-        return _event({"type": kind, "sequence_number": next(numbers), **members}, kind)
-
-    whole = responses_reply(request, turn)
-    begun: Json = {"status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
-    yield emit("response.created", response=whole | begun)
-    yield emit("response.in_progress", response=whole | begun)
-    for place, item in enumerate(whole["output"]):
-        at: Json = {"output_index": place, "item_id": item["id"]}
-        is_call = item["type"] == "function_call"
-        empty: Json = {"arguments": ""} if is_call else {"content": []}
-        opened = {**item, **empty, "status": "in_progress"}
-        yield emit("response.output_item.added", output_index=place, item=opened)
-        if is_call:
-            kind, arguments = "response.function_call_arguments", item["arguments"]
-            yield emit(f"{kind}.delta", **at, delta=arguments)
-            yield emit(f"{kind}.done", **at, name=item["name"], arguments=arguments)
-        else:
-            part = item["content"][0]
-            at["content_index"] = 0
-            yield emit("response.content_part.added", **at, part={**part, "text": ""})
-            yield emit("response.output_text.delta", **at, delta=part["text"], logprobs=[])
-            yield emit("response.output_text.done", **at, text=part["text"], logprobs=[])
-            yield emit("response.content_part.done", **at, part=part)
-        yield emit("response.output_item.done", output_index=place, item=item)
-    yield emit(f"response.{whole['status']}", response=whole)
-
-
-def _event(data: Json, name: str | None = None) -> str:
-    return (f"event: {name}\n" if name else "") + f"data: {json.dumps(data)}\n\n"
+def _event(data: Json) -> str:
+    return f"data: {json.dumps(data)}\n\n"
 
 
 def _head(request: Request, turn: Turn, suffix: str) -> Json:

@@ -16,15 +16,9 @@ from agent_envs.errors import AgentEnvsError, ConfigurationError
 from agent_envs.formats.openai_format import read_message
 from agent_envs.formats.tool_formats import ToolFormat
 from agent_trainers.gateway.api_error import ApiError
-from agent_trainers.gateway.conversation import (
-    ApiCall,
-    ApiMessage,
-    Conversations,
-    State,
-    Turn,
-)
+from agent_trainers.gateway.conversation import ApiCall, ApiMessage, Conversations, Turn
 from agent_trainers.gateway.generation_loop import TurnEnd
-from agent_trainers.gateway.requests import ModelCall
+from agent_trainers.gateway.requests import Request, read_tools
 from agent_trainers.policies.control_tokens import clean
 from agent_trainers.policies.policy import Generation, GenerationRequest, Usage
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
@@ -71,12 +65,17 @@ class SessionLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
-    """A turn that is being sampled, and its key in the policy's stream."""
+class Call:
+    """A call to the model whose turn is being sampled."""
 
     key: int
-    state: State
-    request: GenerationRequest
+    """Its key in the policy's stream."""
+    role: str
+    """Name of the calling role, where a program has several roles."""
+    request: Request
+    tools: Mapping[str, Tool]
+    """The program's functions by name."""
+    sampling: GenerationRequest
     end: TurnEnd
 
 
@@ -101,8 +100,6 @@ class Session:
         self.base_url = f"{gateway.address}/{self.id}/v1"
         """The URL of the API for this session."""
         self.task_id, self.group_id, self.limits = task_id, group_id, limits
-        self.responses: dict[str, list[ApiMessage]] = {}
-        """Conversations that ``previous_response_id`` can continue, by reply id."""
         self._number = number
         self._entropy = np.atleast_1d(seed).tolist()
         self._rng = np.random.default_rng(seed)
@@ -182,40 +179,41 @@ class Session:
         self._gateway.sessions.pop(self.id, None)
         return self._trajectory
 
-    def admit(self, call: ModelCall) -> Sampling:
+    def begin(self, request: Request, role: str) -> Call:
         """Begin a call; `release` it afterwards."""
+        gateway = self._gateway
+        tools, shown, conversation = read_tools(
+            request, gateway.tool_format, are_shown=gateway.shows_tools
+        )
         with self._lock:
             self._check_limits()
-            state = self._conversations.read(call.messages, call.shown_tools)
-            rng, request = self._rng, call.request
+            messages, previous = self._conversations.read(conversation, shown)
+            rng = self._rng
             if request.seed is not None:
                 rng = np.random.default_rng([*self._entropy, request.seed % 2**64])
             max_tokens = min(self._tokens_left, request.max_tokens or self._tokens_left)
             self._tokens_left -= 1
             self._num_calls += 1
-            stops = tuple(filter(None, request.stop))
-            end = TurnEnd(self._gateway.policy.decode, max_tokens, stops)
-            sampled = GenerationRequest(
+            end = TurnEnd(gateway.policy.decode, max_tokens, tuple(filter(None, request.stop)))
+            sampling = GenerationRequest(
                 episode_id=self._number,
-                messages=state.messages,
-                tools=call.shown_tools,
-                previous=state.previous.transition if state.previous else None,
+                messages=messages,
+                tools=shown,
+                previous=previous.transition if previous else None,
                 rng=rng,
                 is_over=end,
             )
-            return Sampling(
-                key=self._take_key(state.previous), state=state, request=sampled, end=end
+            return Call(
+                key=self._take_key(previous),
+                role=role,
+                request=request,
+                tools=tools,
+                sampling=sampling,
+                end=end,
             )
 
-    def record(
-        self,
-        call: ModelCall,
-        sampling: Sampling,
-        generation: Generation,
-        seconds: float,
-        reply_kind: str,
-    ) -> Turn:
-        """Record the turn of a call; `reply_kind` is the prefix of its reply's id."""
+    def record(self, call: Call, generation: Generation, seconds: float) -> Turn:
+        """Record the turn of a call."""
         with self._lock:
             self._check_open()
             self._generate_seconds += seconds
@@ -228,22 +226,22 @@ class Session:
                     stop_reason=StopReason.CONTEXT_OVERFLOW,
                 )
             self._usage += generation.spent
-            turn = self._make_turn(call, sampling, generation, reply_kind)
-            self._conversations.add(sampling.state, turn)
+            turn = self._make_turn(call, generation)
+            self._conversations.add(turn)
             self._turns.append(turn)
-            self._busy_keys.discard(sampling.key)
-            self._free_keys[sampling.key] = turn
+            self._busy_keys.discard(call.key)
+            self._free_keys[call.key] = turn
             self._failure = None
             return turn
 
-    def release(self, sampling: Sampling) -> None:
+    def release(self, call: Call) -> None:
         """End a call and cancel its turn if it is unfinished."""
         with self._lock:
             self._last_used = time.monotonic()
-            if sampling.key in self._busy_keys:
+            if call.key in self._busy_keys:
                 self._tokens_left += 1
-                self._busy_keys.discard(sampling.key)  # not reused: its turn may still arrive
-                self._gateway.loop.drop(sampling.key)
+                self._busy_keys.discard(call.key)  # not reused: its turn may still arrive
+                self._gateway.loop.drop(call.key)
 
     def record_error(self, error: ApiError) -> None:
         """Record why a call failed: the episode's stop reason if no later call succeeds."""
@@ -253,7 +251,7 @@ class Session:
 
     def _check_open(self) -> None:
         if self._trajectory is not None:
-            raise ApiError(403, "The session is closed: its episode is over.", code="closed")
+            raise ApiError(403, "The session is closed: its episode is over.")
 
     def _check_limits(self) -> None:
         self._check_open()
@@ -265,10 +263,10 @@ class Session:
         ):
             if is_reached:
                 text = f"The session has reached its limit {name}={getattr(limits, name):g}."
-                raise ApiError(403, f"{text} The episode is over.", code=name, stop_reason=reason)
+                raise ApiError(403, f"{text} The episode is over.", stop_reason=reason)
         if len(self._busy_keys) >= (most := limits.max_concurrent_calls):
             text = f"The session has {most} concurrent calls (max_concurrent_calls). Wait for one."
-            raise ApiError(429, text, code="rate_limit_exceeded")
+            raise ApiError(429, text)
 
     def _take_key(self, previous: Turn | None) -> int:
         """Return a free stream key, preferably the one that caches the tokens of `previous`."""
@@ -280,24 +278,22 @@ class Session:
         self._busy_keys.add(key)
         return key
 
-    def _make_turn(
-        self, call: ModelCall, sampling: Sampling, generation: Generation, reply_kind: str
-    ) -> Turn:
+    def _make_turn(self, call: Call, generation: Generation) -> Turn:
         kept = min(generation.spent.completion_tokens, 1 + self._tokens_left)
         self._tokens_left -= kept - 1
-        generation, cut_text = sampling.end.cut(generation, kept)
+        generation, cut_text = call.end.cut(generation, kept)
         text = generation.text if cut_text is None else cut_text
         content, calls = text, list[ApiCall]()
         info: dict[str, Any] = {"action": None, "finish_reason": generation.finish_reason}
+        number = len(self._turns)
         if call.tools and call.request.tool_choice != "none":
-            prefix = f"call_{len(self._turns)}"
             content, calls, info["action"] = _read_calls(
-                text, call, self._gateway.tool_format, prefix
+                text, call, self._gateway.tool_format, f"call_{number}"
             )
         if call.role:
             info["agent_role"] = call.role
         transition = Transition(
-            messages=sampling.state.messages,
+            messages=list(call.sampling.messages),
             prompt_ids=generation.prompt_ids,
             completion_ids=generation.completion_ids,
             logprobs=generation.logprobs,
@@ -310,12 +306,12 @@ class Session:
         )
         return Turn(
             transition=transition,
-            tools=call.shown_tools,
+            tools=call.sampling.tools,
             # Without lone surrogates, which clients could not send back.
             message=ApiMessage(role="assistant", content=clean(content), calls=calls),
             text=text,
             is_whole=cut_text is None and generation.finish_reason == "stop",
-            reply_id=f"{reply_kind}-{len(self._turns)}",
+            reply_id=f"turn-{number}",
         )
 
     def _add_reward(self, reward: Reward, term: str, reply_id: str | None = None) -> None:
@@ -360,7 +356,7 @@ class Session:
 
 
 def _read_calls(
-    text: str, call: ModelCall, tool_format: ToolFormat, prefix: str
+    text: str, call: Call, tool_format: ToolFormat, prefix: str
 ) -> tuple[str, list[ApiCall], dict[str, Any]]:
     """Return a turn's content, its calls with ids that begin with `prefix`, and the parsed action.
 

@@ -4,8 +4,6 @@ A GGUF file is converted once to a folder in this project's cache. Torch and tra
 imported only to load a model, so that `check_model` is fast.
 """
 
-import contextlib
-import ctypes
 import hashlib
 import os
 import tempfile
@@ -135,18 +133,6 @@ def keep_to_one_thread(model: Any) -> None:
     on_cpu = all(tensor.device.type == "cpu" for tensor in weights)
     if is_small and on_cpu and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
-
-
-def release_worker_threads() -> None:
-    """End the OpenMP threads of the calling thread, if OpenMP can do so.
-
-    Each thread that computes has its own. While all of them are more than the processors, GNU's
-    OpenMP lets them sleep between matrix products (libgomp manual, GOMP_SPINCOUNT), which is slow.
-    """
-    with contextlib.suppress(OSError, TypeError, AttributeError):
-        openmp = ctypes.CDLL(None)  # PyTorch loads OpenMP globally
-        soft = 1  # threads end, settings stay (OpenMP 5.0, section 3.2.44)
-        openmp.omp_pause_resource(soft, openmp.omp_get_initial_device())
 
 
 def _not_loaded(name: str, what: str, error: Exception) -> ConfigurationError:

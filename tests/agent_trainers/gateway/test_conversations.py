@@ -134,9 +134,9 @@ def test_consecutive_results_are_read_in_linear_time():
     messages = [ApiMessage(role="user", content="hi"), ApiMessage(role="assistant", calls=[call])]
     messages += [ApiMessage(role="tool", content="x" * 300, call_id="a")] * 20_000
     began = time.process_time()
-    state = Conversations(TOOL_FORMATS["tags"]).read(messages, None)
+    read, _ = Conversations(TOOL_FORMATS["tags"]).read(messages, None)
     # 0.1 s; quadratic time would be 20 s, in which all sessions wait
     assert time.process_time() - began < 2
-    assert [message["role"] for message in state.messages] == ["user", "assistant", "user"]
+    assert [message["role"] for message in read] == ["user", "assistant", "user"]
     one = TOOL_FORMATS["tags"].result_message("f", "x" * 300)["content"]
-    assert state.messages[-1]["content"] == "\n\n".join([one] * 20_000)
+    assert read[-1]["content"] == "\n\n".join([one] * 20_000)

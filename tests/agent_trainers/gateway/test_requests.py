@@ -29,9 +29,9 @@ def reply_with(text):
 
 
 REFUSED = [
-    ({"temperature": 0.3}, "The policy samples with temperature=1; the request asks for 0.3"),
-    ({"top_p": 0.5}, "top_p=1"),
-    ({"tool_choice": "required", "tools": [TOOL]}, "the model decides by itself"),
+    ({"temperature": 0.3}, "temperature can only be 1.0; the request asks for 0.3"),
+    ({"top_p": 0.5}, "top_p can only be 1"),
+    ({"tool_choice": "required", "tools": [TOOL]}, "tool_choice: .*'auto' or 'none'"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"logit_bias": {"1": 5}}, "logit_bias"),
     ({"frequency_penalty": 0.5}, "frequency_penalty"),
@@ -45,7 +45,7 @@ REFUSED = [
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0"),
     ({"messages": [{"role": "user", "content": 7}]}, r"messages\.0\.content"),
     ({"messages": [*USER, {"role": "assistant", "function_call": {"name": "add"}}]},
-     "messages.1.function_call: .*tool_calls"),
+     "messages.1.function_call"),
     ({"messages": [*USER, {"role": "assistant", "audio": {"id": "1"}}]}, "1.audio"),
     ({"messages": [*USER, {"role": "function", "name": "add"}]}, r"messages\.1"),
 ]  # fmt: skip
@@ -294,7 +294,7 @@ def test_messages_that_the_template_refuses_are_a_client_error(model, tokenizer)
 
 def test_other_endpoints_and_invalid_settings_are_refused(policy, scripted):
     session = scripted(reply_with("x")).open(task_id="0")
-    with pytest.raises(openai.NotFoundError, match="/embeddings is not offered here"):
+    with pytest.raises(openai.NotFoundError, match="404"):
         client_of(session).embeddings.create(model="any", input="x")
     assert [model.id for model in client_of(session).models.list()] == ["policy"]
     with pytest.raises(UnknownNameError, match="hermes"):
