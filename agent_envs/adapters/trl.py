@@ -5,17 +5,18 @@ without a call is the answer and ends the episode, and the credit is one number 
 of its rewards.
 """
 
-import copyreg
-import functools
+import inspect
+import json
 import logging
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Union
 
 import gymnasium as gym
+import pydantic
 
 from agent_envs.adapters.own_episode import OwnEpisode, check_appends, draw_tasks
-from agent_envs.adapters.signatures import describe_as_function
 from agent_envs.core.tool import Tool
 from agent_envs.errors import ConfigurationError
 
@@ -26,17 +27,20 @@ OVER_TEXT: Final = "The episode is over, and this call was not carried out."
 FAILED_TEXT: Final = "The environment failed; the episode is over."
 _RESERVED: Final = ("reset", "get_reward")
 """Methods that are not tools for TRL."""
+_TYPES: Final[Mapping[str, Any]] = {
+    "string": str, "integer": int, "number": float, "boolean": bool, "null": None, "object": dict,
+    "array": list,
+}  # fmt: skip
+_SECTION: Final = re.compile(r"(Args|Returns|Raises):")
+_NO_SECTION: Final = r"\1 :"
+"""Headings of a docstring, which a text must not contain."""
 Completion = Sequence[Mapping[str, Any]]
 LogMetric = Callable[[str, float], None]
 
 _log = logging.getLogger(__name__)
 
 
-class _EnvironmentClass(type):
-    """Class of the classes made by `environment_factory`, which are pickled by its arguments."""
-
-
-class TRLEnvironment(metaclass=_EnvironmentClass):
+class TRLEnvironment:
     """Base of the classes of `environment_factory`; TRL makes one instance per generation.
 
     All names begin with an underscore that TRL would otherwise take for tools.
@@ -137,7 +141,7 @@ def environment_factory(id: str, /, **kwargs: Any) -> type[TRLEnvironment]:
     name = id.rpartition("/")[2].rpartition("-v")[0] or id
     members: dict[str, Any] = {"__doc__": type(env).__doc__, "__module__": __name__, **methods}
     members |= {"_id": id, "_kwargs": kwargs, "_tool_names": frozenset(methods)}
-    return cast(type[TRLEnvironment], _EnvironmentClass(name, (TRLEnvironment,), members))
+    return type(name, (TRLEnvironment,), members)
 
 
 def environment_return(
@@ -205,15 +209,53 @@ def _method(tool: Tool) -> Callable[..., str]:
     def call(self: TRLEnvironment, /, **arguments: Any) -> str:
         return self._call(tool.name, arguments)
 
-    describe_as_function(call, tool)
+    _describe(call, tool)
     return call
 
 
-def _reduce(cls: _EnvironmentClass) -> Any:
-    """Return how to make a class again in another process, as TRL's asynchronous trainer does."""
-    if cls is TRLEnvironment:
-        return cls.__name__
-    return functools.partial(environment_factory, cls._id, **cls._kwargs), ()  # type: ignore[attr-defined]
+def _describe(method: Callable[..., str], tool: Tool) -> None:
+    """Give a method the name, signature and docstring of a tool, as transformers reads them.
+
+    An argument's text holds what hints cannot express: defaults, ranges, members of objects.
+    """
+    schema = tool.schema["function"]
+    if "$defs" in schema["parameters"]:
+        raise ConfigurationError(
+            f"Tool {tool.name!r} has an enumeration or a model as an argument, which TRL cannot "
+            "describe. Take a Literal or a dict."
+        )
+    required = schema["parameters"].get("required", [])
+    parameters, lines = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)], []
+    hints: dict[str, Any] = {}
+    for name, argument in schema["parameters"].get("properties", {}).items():
+        hint = hints[name] = _hint(argument)
+        default = inspect.Parameter.empty if name in required else argument.get("default")
+        kind = inspect.Parameter.KEYWORD_ONLY
+        parameters.append(inspect.Parameter(name, kind, default=default, annotation=hint))
+        text = " ".join(str(argument.get("description") or f"The {name}.").split())
+        if argument.get("default") is not None:
+            text += f" (default: {json.dumps(argument['default'], ensure_ascii=False)})"
+        rest = {k: v for k, v in argument.items() if k not in ("description", "default")}
+        if rest != pydantic.TypeAdapter(hint).json_schema():
+            text += f" JSON schema: {json.dumps(rest, ensure_ascii=False)}"
+        lines.append(f"    {name}: {_SECTION.sub(_NO_SECTION, text)}")
+    method.__name__ = method.__qualname__ = schema["name"]
+    method.__annotations__ = hints  # no return: the tool's schema has none either
+    method.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    method.__doc__ = _SECTION.sub(_NO_SECTION, schema["description"])
+    if lines:
+        method.__doc__ += "\n\nArgs:\n" + "\n".join(lines)
 
 
-copyreg.pickle(_EnvironmentClass, _reduce)
+def _hint(schema: Mapping[str, Any]) -> Any:
+    """Return the closest type hint that transformers can read."""
+    if "const" in schema or "enum" in schema:
+        return Literal[tuple(schema.get("enum", [schema.get("const")]))]
+    if "anyOf" in schema:
+        return Union[tuple(map(_hint, schema["anyOf"]))]  # noqa: UP007 - a computed union
+    kind = schema.get("type")
+    if kind == "array" and schema.get("items"):
+        return list[_hint(schema["items"])]  # type: ignore[misc]
+    if kind == "object" and isinstance(values := schema.get("additionalProperties"), dict):
+        return dict[str, _hint(values)]  # type: ignore[misc]
+    return _TYPES.get(str(kind), Any)
