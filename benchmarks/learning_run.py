@@ -4,14 +4,13 @@
 ``FOLDER/result.json``.
 """
 
-import contextlib
 import functools
 import json
 import math
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +18,6 @@ from typing import Any, Final
 import gymnasium as gym
 import numpy as np
 from transformers import AutoModelForCausalLM, TrainerCallback
-from trl import SFTTrainer
 
 from agent_envs.data.files import write_json
 from agent_envs.formats.tool_formats import TOOL_FORMATS
@@ -29,11 +27,7 @@ from agent_trainers.cli.train_options import parse_arguments
 from agent_trainers.policies import Generation, GenerationRequest, Policy, PolicyWrapper
 from agent_trainers.policies.control_tokens import ControlTokens
 from agent_trainers.policies.local import transformers_policy
-from agent_trainers.policies.rendering import ChatRenderer
-from agent_trainers.rollout.demonstrations import play_reference
 from agent_trainers.rollout.evaluation import evaluate_policy
-from agent_trainers.trainers.sft import WarmStartConfig, supervised_dataset
-from agent_trainers.trajectory import Trajectory
 from benchmarks.performance.models import load_tokenizer
 from benchmarks.trl_peer import batch_of, make_trl_trainer
 
@@ -42,8 +36,6 @@ LONG_HORIZON: Final = "AgentR1/SyntheticLongHorizon-v0"
 NUM_EPISODES: Final = 128
 """Episodes per optimiser step unless `LearningRun.options` override it."""
 MAX_NEW_TOKENS: Final = 24
-FIRST_DEMONSTRATION: Final = 20_000_000
-"""First task used for demonstrations; no run draws tasks near it."""
 COLUMNS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
     "one hop": (MULTI_HOP, {"hops": 1}),
     "clean facts": (MULTI_HOP, {}),
@@ -68,14 +60,11 @@ class LearningRun:
     num_tasks: int
     """Held-out tasks per column."""
     columns: Sequence[str]
-    env: str = MULTI_HOP
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     options: Sequence[str] = ()
     """Further options of ``agent-r1-train``."""
     is_naive_rag: bool = False
     """Whether the evaluated policy only reads the results of one search with the question."""
-    num_demonstrations: int = 0
-    """Demonstrations in the same environment and context before reinforcement learning."""
     first_task: int = 0
     """First held-out task; tuning uses other tasks than the report."""
 
@@ -162,16 +151,10 @@ def run(spec: LearningRun, folder: Path) -> dict[str, Any]:
     started = time.perf_counter()
     curve: list[tuple[int, float]] = []
     num_tokens: int | None = None
-    start = TINY_POLICY
-    if spec.num_demonstrations:
-        start = folder / "demonstrated"
-        make_env = functools.partial(gym.make, spec.env, **spec.env_kwargs)
-        tasks = range(FIRST_DEMONSTRATION, FIRST_DEMONSTRATION + spec.num_demonstrations)
-        finetune(play_reference(make_env, ChatRenderer(load_tokenizer()), tasks), start)
     if spec.method == "base":
-        model = AutoModelForCausalLM.from_pretrained(start)
+        model = AutoModelForCausalLM.from_pretrained(TINY_POLICY)
     else:
-        model, curve, num_tokens = train(spec, folder, start)
+        model, curve, num_tokens = train(spec, folder)
     model.eval()
     policy: Policy = transformers_policy(
         model, load_tokenizer(), max_new_tokens=MAX_NEW_TOKENS, max_batch_size=spec.num_tasks
@@ -180,33 +163,13 @@ def run(spec: LearningRun, folder: Path) -> dict[str, Any]:
         policy = NaiveRAG(policy, load_tokenizer())
     result = {
         "run": asdict(spec),
-        "scores": {name: measure(policy, name, spec) for name in spec.columns},
+        "scores": {name: evaluate(policy, name, spec) for name in spec.columns},
         "curve": curve,
         "completion_tokens": num_tokens,
         "seconds": round(time.perf_counter() - started, 1),
     }
     write_json(folder / "result.json", result)
     return result
-
-
-def finetune(trajectories: Iterable[Trajectory], folder: Path) -> None:
-    """Train the embedded policy on demonstrations and save it, unless `folder` exists."""
-    if folder.exists():
-        return
-    dataset, _ = supervised_dataset(list(trajectories), None)
-    unfinished = folder.with_name(f"{folder.name}.unfinished")
-    config = WarmStartConfig(
-        str(unfinished), per_device_train_batch_size=16, learning_rate=2e-3, num_train_epochs=1,
-        warmup_steps=5, use_cpu=True, bf16=False, save_strategy="no", report_to="none",
-        disable_tqdm=True, gradient_checkpointing=False,
-    )  # fmt: skip
-    trainer = SFTTrainer(
-        str(TINY_POLICY), args=config, train_dataset=dataset, processing_class=load_tokenizer()
-    )
-    with contextlib.redirect_stdout(sys.stderr):
-        trainer.train()
-    trainer.save_model()
-    unfinished.rename(folder)
 
 
 def train_options(
@@ -230,25 +193,21 @@ def train_options(
     ]  # fmt: skip
 
 
-def train(
-    spec: LearningRun, folder: Path, start: Path
-) -> tuple[Any, list[tuple[int, float]], int | None]:
-    """Train the policy of `start` until the budget is spent.
+def train(spec: LearningRun, folder: Path) -> tuple[Any, list[tuple[int, float]], int | None]:
+    """Train the embedded policy until the budget is spent.
 
     Returns the model, the learning curve, and the number of sampled tokens, which TRL's trainer
     does not report (None).
     """
-    method = ["--algorithm", "grpo" if spec.method == "trl" else spec.method]
-    if start != TINY_POLICY:
-        method += ["--config", "default", "--model", str(start)]
     options = train_options(
-        method=method, env=spec.env, env_kwargs=spec.env_kwargs, seed=spec.seed,
-        budget=spec.budget, num_episodes=NUM_EPISODES, folder=folder,
+        method=["--algorithm", "grpo" if spec.method == "trl" else spec.method],
+        env=MULTI_HOP, env_kwargs=spec.env_kwargs, seed=spec.seed, budget=spec.budget,
+        num_episodes=NUM_EPISODES, folder=folder,
     )  # fmt: skip
     settings, config = parse_arguments([*options, *spec.options])
     tokens: CompletionTokens | None = None
     if spec.method == "trl":
-        trainer, last_batch = make_trl_trainer(spec.env, spec.env_kwargs, config, load_tokenizer())
+        trainer, last_batch = make_trl_trainer(MULTI_HOP, spec.env_kwargs, config, load_tokenizer())
     else:
         trainer, _ = make_trainer(settings, config)
         last_batch = functools.partial(batch_of, trainer)
@@ -260,11 +219,10 @@ def train(
     return trainer.model, budget.curve, None if tokens is None else tokens.count
 
 
-def measure(policy: Policy, column: str, spec: LearningRun) -> float:
+def evaluate(policy: Policy, column: str, spec: LearningRun) -> float:
     """Return the success of `policy` on held-out tasks."""
     env, kwargs = COLUMNS[column]
-    context = {name: spec.env_kwargs[name] for name in ("context",) if name in spec.env_kwargs}
-    make_env = functools.partial(gym.make, env, split="test", **kwargs, **context)
+    make_env = functools.partial(gym.make, env, split="test", **kwargs)
     tasks = range(spec.first_task, spec.first_task + spec.num_tasks)
     return evaluate_policy(make_env, policy, tasks, seed=spec.seed).metrics["success"]
 

@@ -2,7 +2,7 @@
 
 Trains the embedded policy by every method with the same budget of environment steps: first with
 several learning rates on tuning seeds and tasks, then with the best rate on the reported seeds.
-Further tables compare masks and contexts.
+A second table compares masks.
 """
 
 import datetime
@@ -43,14 +43,8 @@ def _rows(*methods: str, **fields: Any) -> dict[str, dict[str, Any]]:
     return {method: {"method": method, **fields} for method in methods}
 
 
-def _context(name: str, **options: int) -> dict[str, Any]:
-    return {"env_kwargs": {"outdated": 0.5, "context": {"name": name, **options}}}
-
-
 _NO_LOSS_MASK: Final = ("--loss_mask", "false")
 _NO_ADVANTAGE_MASK: Final = ("--advantage_mask", "false")
-_SHOWN: Final = {"method": "grpo", "num_demonstrations": 64}
-"""Every row of the context table starts from demonstrations in its own context."""
 _TRAINED: Final = ("ppo", "reinforce++", "reinforce++-baseline", "rloo", "gigpo", "step_ppo")
 _TRL: Final = "TRL environment_factory"
 STUDIES: Final[Mapping[str, Study]] = {
@@ -68,11 +62,6 @@ STUDIES: Final[Mapping[str, Study]] = {
         "grpo, no loss mask": {"method": "grpo", "options": _NO_LOSS_MASK},
     }, [("ppo, both masks", "ppo, no advantage mask"), ("ppo, both masks", "ppo, no mask"),
         ("grpo, loss mask", "grpo, no loss mask")]),
-    "context": Study("Context", {
-        "grpo, full": dict(_SHOWN),
-        "grpo, window of 1 turn": _SHOWN | _context("window", turns=1),
-        "grpo, budget of 90 tokens": _SHOWN | _context("budget", tokens=90),
-    }, [("grpo, window of 1 turn", "grpo, full"), ("grpo, budget of 90 tokens", "grpo, full")]),
 }  # fmt: skip
 TRAINED_ON: Final = {"outdated": 0.5}
 """Half of the worlds hold outdated facts, so the columns with and without them are in-domain."""
@@ -175,13 +164,10 @@ def learning_run(
 
 def key_of(spec: LearningRun) -> str:
     """Return a readable name, the same for the same run in two tables."""
-    context = spec.env_kwargs.get("context")
     parts = [
         spec.method,
         *(re.sub(r"\W+", "-", value).strip("-")[-60:] for value in spec.options),
-        *([context["name"]] if context else []),
         *(["naive_rag"] if spec.is_naive_rag else []),
-        *(["demonstrations"] if spec.num_demonstrations else []),
         *(["tuning"] if spec.first_task else []),
         str(spec.seed),
     ]

@@ -90,7 +90,7 @@ def test_the_learning_rate_decays_to_zero_over_the_budget():
 def test_a_learning_run_trains_and_evaluates(tmp_path):
     spec = LearningRun(
         method="grpo_step", seed=1, budget=8, num_tasks=2, columns=("one hop",),
-        options=("--per_device_train_batch_size", "8"), num_demonstrations=2,
+        options=("--per_device_train_batch_size", "8"),
     )  # fmt: skip
     result = run(spec, tmp_path)
     assert result["run"] == asdict(spec)
