@@ -25,14 +25,8 @@ from benchmarks.grid import Grid, Result
 PROGRAM: Final = "python -m benchmarks.credit"
 TRUTH_FILE: Final = "credit_truth.jsonl.gz"
 STAGES: Final = ("start", "middle", "late")
-_MAY_CHANGE: Final = frozenset(
-    {"envs", "stages", "seeds", "estimator", "truth", "short", "work", "output"}
-)
+_MAY_CHANGE: Final = frozenset({"envs", "stages", "seeds", "estimator", "truth", "work", "output"})
 """Options that may change between calls; the cells depend on all others."""
-_SHORT: Final[dict[str, Any]] = {
-    "envs": ["multi-hop", "tables"], "seeds": [1], "num_tasks": 6, "max_branches": 128,
-    "budget": 4000,
-}  # fmt: skip
 
 
 @dataclass
@@ -56,21 +50,18 @@ class CreditArguments:
         default=None,
         metadata={"help": "Score on this file of true advantages, without rollouts."},
     )
-    short: bool = field(
-        default=False, metadata={"help": "Two environments, one seed, small batches."}
-    )
-    num_tasks: int = field(default=16, metadata={"help": "Tasks of a batch."})
+    num_tasks: int = field(default=6, metadata={"help": "Tasks of a batch."})
     group_size: int = field(default=8, metadata={"help": "Episodes of each task."})
     reliability: float = field(
         default=0.92, metadata={"help": "Required reliability of the true advantages."}
     )
-    max_branches: int = field(default=256, metadata={"help": "Branches of a state at most."})
+    max_branches: int = field(default=128, metadata={"help": "Branches of a state at most."})
     branch_steps: float = field(
         default=1.0,
         metadata={"help": "Steps of the branches that vine and tree see, in units of the batch's."},
     )
     budget: int = field(
-        default=8000, metadata={"help": "Environment steps of the training that gives the stages."}
+        default=4000, metadata={"help": "Environment steps of the training that gives the stages."}
     )
     work: str = field(default="runs/credit", metadata={"help": "Folder of the results by cell."})
     output: str = field(default="runs/credit/results", metadata={"help": "Folder of the tables."})
@@ -97,13 +88,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def read_options(arguments: Sequence[str]) -> CreditArguments:
-    """Return the options of a command line; ``--short`` changes the defaults."""
+    """Return the options of a command line."""
     description = "Score estimators of advantages against true advantages measured by branching."
     options = parse(arguments, CreditArguments, program=PROGRAM, description=description)
-    if options.short:
-        for name, value in _SHORT.items():
-            if not any(word.partition("=")[0] == f"--{name}" for word in arguments):
-                setattr(options, name, value)
     check_range(options, "at least 1", lambda value: value >= 1, "num_tasks", "budget")
     check_range(options, "at least 2", lambda value: value >= 2, "group_size", "max_branches")
     check_range(options, "in (0, 1)", lambda value: 0 < value < 1, "reliability")

@@ -47,13 +47,10 @@ def write_report(
     batches.
     """
     table = score_all(rows, batches)
-    stages = dict.fromkeys(batch.stage for batch in batches)
-    by_stage = {s: score_all(rows, [b for b in batches if b.stage == s]) for s in stages}
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "credit.json", {
         **{name: value for name, value in facts.items() if name != "wanted"},
         "environments": _as_json(table),
-        "stages": {stage: _as_json(own) for stage, own in by_stage.items()},
         "truth": [
             {name: value for name, value in dataclasses.asdict(b).items() if name != "episodes"}
             for b in batches
@@ -63,7 +60,6 @@ def write_report(
     for environment, scores in table.items():
         measured = [batch for batch in batches if batch.environment == environment]
         parts += [f"## {environment}", _environment_table(rows, scores, measured)]
-    parts += ["## By stage", "Corrected correlations.", _stage_table(rows, by_stage)]
     parts += ["## True advantages", _truth_table(batches, facts["wanted"])]
     text = "\n\n".join(parts) + "\n"
     write_text(folder / "credit.md", text)
@@ -91,15 +87,6 @@ def _environment_table(
         lines.append([row.name, *shown, f"{seen:.2f}"])
     header = ["estimator", "correlation", "right sign", "seen"]
     return markdown_table(header, lines)
-
-
-def _stage_table(rows: Sequence[Row], by_stage: Mapping[str, Table]) -> str:
-    columns = [(stage, env) for stage, table in by_stage.items() for env in table]
-    lines = []
-    for row in rows:
-        cells = [by_stage[stage][env][row.name] for stage, env in columns]
-        lines.append([row.name, *(_shown(c.correlation) if c else NOT_RUN for c in cells)])
-    return markdown_table(["estimator", *(f"{env}, {stage}" for stage, env in columns)], lines)
 
 
 def _truth_table(batches: Sequence[CreditBatch], wanted: Sequence[tuple[str, str, int]]) -> str:

@@ -15,7 +15,6 @@ from agent_envs.data.sources import DatasetSpec
 from agent_envs.envs.qa.rows import HOTPOTQA, MUSIQUE, TWO_WIKI, QARow
 from agent_envs.errors import ConfigurationError, DataError
 from agent_envs.retrieval import load_passages
-from agent_envs.scoring import normalize_answer
 from agent_trainers.cli.arguments import check_range
 
 TRAIN_ENV: Final = "AgentR1/HotpotQA-v0"
@@ -86,8 +85,7 @@ def prepare_questions(options: QuestionArguments, folder: Path) -> dict[str, Any
     """Write ``train.jsonl``, a file for each test set, and ``passages.jsonl``, once.
 
     Returns:
-        Numbers of rows by set, and the share of tested questions whose answer is contained in the
-        cut gold passages.
+        Numbers of rows by set.
 
     Raises:
         DataError: If a source is missing or malformed.
@@ -105,7 +103,6 @@ def prepare_questions(options: QuestionArguments, folder: Path) -> dict[str, Any
                 "train": {name: len(rows) for name, rows in train.items()},
                 "test": {name: len(rows) for name, rows in test.items()},
                 "passages": len(passages),
-                "answer_is_kept": {name: _share_kept(rows) for name, rows in test.items()},
             },
         )
     facts: dict[str, Any] = json.loads((folder / FACTS_FILE).read_text(encoding="utf-8"))
@@ -199,19 +196,6 @@ def _record(row: QARow, words: int) -> dict[str, Any]:
 
 def _alternating(train: Mapping[str, Rows]) -> Rows:
     return [row for rows in itertools.zip_longest(*train.values()) for row in rows if row]
-
-
-def _share_kept(rows: Rows) -> float:
-    """Return the share of questions whose answer is yes, no, or contained in the passages."""
-    return sum(map(_is_kept, rows)) / len(rows)
-
-
-def _is_kept(record: Mapping[str, Any]) -> bool:
-    answers = [normalize_answer(a) for a in (record["answer"], *record.get("answer_aliases", ()))]
-    pages = [(p["title"], p["paragraph_text"]) for p in record.get("paragraphs", ())]
-    pages += [(title, *sentences) for title, sentences in record.get("context", ())]
-    text = normalize_answer(" ".join(itertools.chain.from_iterable(pages)))
-    return answers[0] in ("yes", "no") or any(answer in text for answer in answers)
 
 
 def _write_rows(path: Path, rows: Rows) -> None:

@@ -62,13 +62,9 @@ def _interval(by_seed: Sequence[Sequence[float]]) -> dict[str, float]:
 def _markdown(rows: Sequence[Mapping[str, Any]], results: Results, facts: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     questions, words = facts["questions"], facts["passage_words"]
-    tested, trained, kept = (
-        ", ".join(f"{write(value)} {TEST_SETS[name].title}" for name, value in named.items())
-        for named, write in (
-            (questions["test"], str),
-            (questions["train"], str),
-            (questions["answer_is_kept"], "{:.0%} of".format),
-        )
+    tested, trained = (
+        ", ".join(f"{count} {TEST_SETS[name].title}" for name, count in questions[part].items())
+        for part in ("test", "train")
     )
     parts = [
         "# The papers' comparison on real questions",
@@ -76,8 +72,7 @@ def _markdown(rows: Sequence[Mapping[str, Any]], results: Results, facts: Mappin
         f"{versions}.",
         f"Test questions: {tested} (MuSiQue is out of domain); training questions: {trained}, all "
         f"different from the test questions. One engine over {questions['passages']:,} passages"
-        f"{f', each cut to its first {words} words' if words else ''}. The answers to {kept} "
-        "questions are yes, no, or contained in the cut gold passages; the others cannot be found.",
+        f"{f', each cut to its first {words} words' if words else ''}.",
         _METHOD,
         _table(rows),
         _comparisons(results),

@@ -53,8 +53,7 @@ def describe(results: Mapping[str, Any]) -> list[str]:
         for steps, one in ({"": result} if "median" in result else result).items():
             lines.append(
                 f"{name + (f'[{steps}]' if steps else ''):22} {one['median']:7.3f}   "
-                f"({one['min']:.3f} to {one['max']:.3f}; target {one['target']:.3g}: "
-                f"{'reached' if one['is_reached'] else 'missed'})"
+                f"({one['min']:.3f} to {one['max']:.3f})"
             )
             if speed := one.get("merged"):
                 share = speed["model_flops_utilisation"]
