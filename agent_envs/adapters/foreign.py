@@ -27,8 +27,6 @@ class Reply:
     text: str
     """The observation."""
     reward: float = 0.0
-    reward_terms: Mapping[str, float] | None = None
-    """The reward's terms; None where the library has none."""
     terminated: bool = False
     truncated: bool = False
     action: str | None = None
@@ -94,10 +92,9 @@ class ForeignEnv(RestorableEnv):
         self._messages.append(Message(role="assistant", content=recorded))
         if not is_silent_end:
             self._messages.append(Message(role="user", content=reply.text))
-        terms = {"reward": reward} if reply.reward_terms is None else dict(reply.reward_terms)
         info = self._info() | {
             "action": {"kind": "message", "text": action},
-            "reward_terms": terms,
+            "reward_terms": {"reward": reward},
             "metrics": {
                 "return": self._return, "num_turns": float(self._num_turns), **reply.metrics
             },

@@ -1,18 +1,14 @@
-"""OpenEnv (``openenv-core``): our environments as its `Environment`, and its ones as ours.
-
-OpenEnv's servers drop an observation's ``metadata``, so `TextObservation` has fields instead.
-"""
+"""OpenEnv (``openenv-core``): its environments as ours; `agent_envs.remote` serves ours to it."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
 import pydantic
 from openenv.core.env_server.interfaces import Environment
-from openenv.core.env_server.types import Action, Observation, State
+from openenv.core.env_server.types import Action, Observation
 
 from agent_envs.adapters.foreign import ForeignEnv, Reply
-from agent_envs.adapters.own_episode import OwnEpisode
 from agent_envs.core.messages import Message
 
 BAD_ACTION_TEXT: Final = (
@@ -20,82 +16,6 @@ BAD_ACTION_TEXT: Final = (
 )
 _OWN_FIELDS: Final = frozenset({"done", "reward", "metadata"})
 """Fields of every observation of OpenEnv."""
-
-
-class TextAction(Action):
-    """One model turn."""
-
-    text: str
-    """The whole text the model wrote."""
-
-
-class TextObservation(Observation):
-    """An observation of ours; `done` is `terminated` or `truncated`."""
-
-    text: str
-    """The observation."""
-    messages: list[dict[str, Any]]
-    """The state: chat messages, ready for a chat template."""
-    tools: list[dict[str, Any]]
-    """Function schemas in the OpenAI format."""
-    terminated: bool = False
-    truncated: bool = False
-    reward_terms: dict[str, float] = pydantic.Field(default_factory=dict)
-    """Name -> weighted contribution; they sum to the reward."""
-    info: dict[str, Any] = pydantic.Field(default_factory=dict)
-    """The rest of `info`: the parsed action, the tool's result, the metrics."""
-
-
-class OwnEnvironment(Environment[TextAction, TextObservation, State]):
-    """An environment of ours as one of OpenEnv's."""
-
-    SUPPORTS_CONCURRENT_SESSIONS = True
-
-    def __init__(self, id: str, **kwargs: Any) -> None:
-        """Make the environment as ``gymnasium.make(id, **kwargs)`` does."""
-        super().__init__()
-        self._episode = OwnEpisode(id, kwargs)
-        self._state = State()
-
-    def reset(
-        self,
-        seed: int | None = None,
-        episode_id: str | None = None,
-        task: int | None = None,
-    ) -> TextObservation:
-        """Begin an episode of a task index or a drawn task; `episode_id` is its name in `state`."""
-        self._episode.reset(seed=seed, task=task)
-        self._state = State(episode_id=episode_id)
-        return self._observe(reward=None)
-
-    def step(self, action: TextAction, timeout_s: float | None = None) -> TextObservation:
-        """Take one model turn; `timeout_s` is ignored, since tools have timeouts."""
-        self._episode.step(action.text)
-        self._state.step_count = self._episode.num_turns
-        return self._observe(reward=self._episode.reward)
-
-    @property
-    def state(self) -> State:
-        """The state of the episode."""
-        return self._state
-
-    def close(self) -> None:
-        """Close the environment."""
-        self._episode.close()
-
-    def _observe(self, reward: float | None) -> TextObservation:
-        episode, info = self._episode, dict(self._episode.info)
-        return TextObservation(
-            done=episode.is_over,
-            reward=reward,
-            text=episode.observation,
-            messages=list(info.pop("messages")),
-            tools=list(info.pop("tools")),
-            terminated=episode.terminated,
-            truncated=episode.truncated,
-            reward_terms=dict(info.pop("reward_terms", {})),
-            info=info,
-        )
 
 
 class OpenEnvEnv(ForeignEnv):
@@ -136,16 +56,8 @@ class OpenEnvEnv(ForeignEnv):
             schema = json.dumps(self._action_class.model_json_schema())
             return Reply(text=BAD_ACTION_TEXT.format(reason=reason, schema=schema))
         observation = self._env.step(parsed)
-        terminated = bool(getattr(observation, "terminated", observation.done))
         reward = float(observation.reward or 0.0)
-        terms: Mapping[str, float] | None = getattr(observation, "reward_terms", None)
-        return Reply(
-            text=_show(observation),
-            reward=reward,
-            reward_terms=terms,
-            terminated=terminated,
-            truncated=bool(getattr(observation, "truncated", observation.done and not terminated)),
-        )
+        return Reply(text=_show(observation), reward=reward, terminated=bool(observation.done))
 
     def close(self) -> None:
         """Close the environment."""
@@ -158,10 +70,8 @@ class OpenEnvEnv(ForeignEnv):
 
 
 def _show(observation: Observation) -> str:
-    """Return an observation's ``text``, its only field, or all fields as JSON."""
+    """Return the text in an observation's only field, or all fields as JSON."""
     fields = observation.model_dump(mode="json", exclude=set(_OWN_FIELDS))
-    if isinstance(fields.get("text"), str):
-        return str(fields["text"])
     if len(fields) == 1 and isinstance(text := next(iter(fields.values())), str):
         return text
     return json.dumps(fields, ensure_ascii=False)

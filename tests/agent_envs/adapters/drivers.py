@@ -11,6 +11,7 @@ import numpy as np
 
 from agent_envs.adapters.own_episode import OwnEpisode, draw_tasks
 from agent_envs.wrappers import ConversationObservation, MenuActions, TokenObservation
+from tests.agent_envs.remote.conftest import Served
 
 LENGTH = 8192
 
@@ -146,30 +147,30 @@ class TextArena(Driver):
 
 
 class OpenEnv(Driver):
+    """Its client, on a server of ours."""
+
     library, module = "OpenEnv", "openenv"
 
     def play(self, env_id, kwargs, seed, actions):
-        from openenv.core.env_server.serialization import serialize_observation
+        from openenv.core.generic_client import GenericEnvClient
 
-        from agent_envs.adapters.openenv import OwnEnvironment, TextAction
-
-        environment = OwnEnvironment(env_id, **kwargs)
-        first = environment.reset(seed=seed, episode_id="one")
-        observations = [first, *(environment.step(TextAction(text=a)) for a in actions)]
-        assert environment.state.step_count == len(actions)
-        # OpenEnv's serialisation decides which fields its clients get.
-        replies = [json.loads(json.dumps(serialize_observation(o))) for o in observations]
-        observed = [reply["observation"] for reply in replies]
-        rewards = [reply["reward"] for reply in replies[1:]]
-        assert replies[-1]["done"] == (observed[-1]["terminated"] or observed[-1]["truncated"])
+        served = Served(lambda: gym.make(env_id, **kwargs))
+        with GenericEnvClient(base_url=served.url).sync() as client:
+            first = client.reset(seed=seed, episode_id="one")
+            results = [client.step({"text": action}) for action in actions]
+            assert client.state()["step_count"] == len(actions)
+        served.stop()
+        observed = [result.observation for result in (first, *results)]
+        end = observed[-1]["terminated"], observed[-1]["truncated"]
+        assert results[-1].done == any(end)
         return Played(
-            observations=[o["text"] for o in observed],
-            states=[o["messages"] for o in observed],
-            rewards=rewards,
-            terms=[o["reward_terms"] for o in observed[1:]],
-            episode_return=sum(rewards),
-            end=(observed[-1]["terminated"], observed[-1]["truncated"]),
-            tools=observed[0]["tools"],
+            observations=[each["text"] for each in observed],
+            states=[each["info"]["messages"] for each in observed],
+            rewards=[result.reward for result in results],
+            terms=[each["info"]["reward_terms"] for each in observed[1:]],
+            episode_return=sum(result.reward for result in results),
+            end=end,
+            tools=observed[0]["info"]["tools"],
             notes={"raw": True},
         )
 

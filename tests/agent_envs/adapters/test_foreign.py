@@ -146,16 +146,31 @@ def skyrl_pair(seed):
     return gym.make(url, env_id=name, rows=rows), seen
 
 
+if find_spec("openenv"):
+    from openenv.core.env_server.interfaces import Environment
+    from openenv.core.env_server.types import Action, Observation, State
+
+    class Text(Action):
+        text: str
+
+    class Said(Observation):
+        said: str
+
+    class Echo(Environment):
+        state = State()
+
+        def reset(self, seed=None, episode_id=None):
+            return Said(said=f"echo {seed}")
+
+        def step(self, action):
+            return Said(said=action.text, reward=0.5, done=action.text == GUESSES[-1])
+
+
 def openenv_pair(seed):
-    from agent_envs.adapters.openenv import OpenEnvEnv, OwnEnvironment, TextAction
+    from agent_envs.adapters.openenv import OpenEnvEnv
 
-    env_id = "AgentR1/SyntheticMultiHop-v0"
-
-    def make():
-        return OwnEnvironment(env_id)
-
-    theirs = gym.make(env_id)
-    return OpenEnvEnv(make=make, action_class=TextAction), run(theirs, seed, GUESSES)
+    seen = [f"echo {seed}", *((guess, 0.5, guess == GUESSES[-1], False) for guess in GUESSES)]
+    return OpenEnvEnv(make=Echo, action_class=Text), seen
 
 
 PAIRS = {
