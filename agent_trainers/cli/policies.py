@@ -238,13 +238,13 @@ def open_policy(
         "top_p": options.top_p,
     }
     if options.base_url is None:
-        from agent_trainers.policies.local import local_policy
+        from agent_trainers.policies.local import transformers_policy
         from agent_trainers.trainers.config import fast_precision
 
         model = model_path(options)
         # the embedded policy always runs in the type it was saved in
         is_free = options.dtype == "auto" and options.model is not None
-        yield local_policy(
+        yield transformers_policy(
             load_model(model, "bfloat16" if is_free and fast_precision() else options.dtype),
             load_tokenizer(model),
             max_new_tokens=options.max_completion_length,

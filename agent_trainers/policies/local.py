@@ -107,18 +107,31 @@ def transformers_policy(
     model: Any,
     tokenizer: Any,
     *,
+    max_new_tokens: int | None = None,
     chat_template_kwargs: dict[str, Any] | None = None,
     max_batch_size: int = 64,
     **sampling: Any,
 ) -> TokenPolicy:
-    """Make a policy of a transformers model outside of training.
+    """Make a policy of a loaded model, on the accelerator if there is one.
 
-    Batches have at most `max_batch_size` prompts. `sampling` are fields of `SamplingSettings`:
-    ``max_new_tokens``, and others as needed.
+    Args:
+        model: A causal language model of transformers.
+        tokenizer: Its tokenizer.
+        max_new_tokens: Longest turn; by default 24 for a tiny vocabulary, else 512.
+        chat_template_kwargs: Options of the chat template.
+        max_batch_size: Most prompts of a batch.
+        sampling: Further fields of `SamplingSettings`.
     """
+    model.eval()
+    is_tiny = model.config.get_text_config().vocab_size < _TINY_VOCABULARY
+    if not is_tiny and torch.accelerator.is_available():
+        model.to(torch.accelerator.current_accelerator())
     eos_token_ids = eos_ids(model.generation_config.eos_token_id, tokenizer)
     settings = SamplingSettings(
-        eos_token_ids=eos_token_ids, pad_token_id=tokenizer.pad_token_id or 0, **sampling
+        max_new_tokens=max_new_tokens or (24 if is_tiny else 512),
+        eos_token_ids=eos_token_ids,
+        pad_token_id=tokenizer.pad_token_id or 0,
+        **sampling,
     )
 
     def complete(prompts: list[list[int]], rngs: list[np.random.Generator]) -> list[Completion]:
@@ -151,7 +164,7 @@ def load_policy(
     Args:
         name: See `find_model`.
         dtype: See `load_model`.
-        max_new_tokens: Longest turn; None for the one in the model's recipe, or see `local_policy`.
+        max_new_tokens: Longest turn; None for the one in the model's recipe, if any.
         options: Options of `transformers_policy`.
 
     Raises:
@@ -161,21 +174,6 @@ def load_policy(
     tokenizer, model = load_tokenizer(folder), load_model(folder, dtype)
     if max_new_tokens is None and (trained_for := find_turn_length(folder)) is not None:
         max_new_tokens = trained_for.tokens
-    return local_policy(model, tokenizer, max_new_tokens=max_new_tokens, **options)
-
-
-def local_policy(
-    model: Any, tokenizer: Any, *, max_new_tokens: int | None = None, **options: Any
-) -> TokenPolicy:
-    """Make a policy of a loaded model, on the accelerator if there is one; see `load_policy`.
-
-    The default of `max_new_tokens` is 24 for a tiny vocabulary, else 512.
-    """
-    model.eval()
-    is_tiny = model.config.get_text_config().vocab_size < _TINY_VOCABULARY
-    if not is_tiny and torch.accelerator.is_available():
-        model.to(torch.accelerator.current_accelerator())
-    max_new_tokens = max_new_tokens or (24 if is_tiny else 512)
     return transformers_policy(model, tokenizer, max_new_tokens=max_new_tokens, **options)
 
 

@@ -10,7 +10,6 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
-from huggingface_hub import constants, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined] # not in __all__
 
@@ -48,13 +47,6 @@ def check_model(name: str) -> None:
         validate_repo_id(name)
     except HFValidationError:
         raise _error(name, "there is no such folder, and it is no valid name on the hub") from None
-    cached = (try_to_load_from_cache(name, config) for config in _CONFIGS)
-    if constants.HF_HUB_OFFLINE and not any(isinstance(path, str) for path in cached):
-        raise _error(
-            name,
-            "there is no such folder, and the hub's model of that name is not cached while "
-            "HF_HUB_OFFLINE is set",
-        )
 
 
 def find_model(name: str) -> str:
@@ -89,13 +81,7 @@ def dequantise(path: Path, folder: Path) -> Path:
     model.hf_quantizer, model.is_quantized = None, False
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigurationError(
-            f"{folder.parent}: cannot be made ({error.strerror}). Set {CACHE_VARIABLE} to a folder "
-            "that can be written to."
-        ) from error
+    folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=folder.parent) as unfinished:
         finished = Path(unfinished) / folder.name
         model.save_pretrained(finished)

@@ -249,7 +249,7 @@ class ScriptedPolicy(Policy):
 
 
 class PolicyWrapper(Policy):
-    """A policy around another one, which generates in the other one's stream.
+    """A policy around another one.
 
     Override `before` to change requests, `after` to change generations.
     """
@@ -268,9 +268,6 @@ class PolicyWrapper(Policy):
         """Return the action for the policy's generation; `request` is that before `before`."""
         return generation
 
-    def forget(self, episode_id: int) -> None:
-        """Remove the state of an episode that is over; its id may be reused."""
-
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         """Return one generation per request, in order."""
         changed = [self.before(request) for request in requests]
@@ -281,10 +278,6 @@ class PolicyWrapper(Policy):
             each if isinstance(each, Generation) else self.after(request, next(replies))
             for request, each in zip(requests, changed, strict=True)
         ]
-
-    def open_stream(self) -> GenerationStream:
-        """Return the policy's stream with `before` and `after` around it."""
-        return _WrappedStream(self, self.policy.open_stream())
 
     def count_tokens(self, messages: Sequence[Message], tools: Schemas) -> int:
         """Count the tokens of a state."""
@@ -301,50 +294,6 @@ class PolicyWrapper(Policy):
     def shows_tools(self, tools: Sequence[dict[str, Any]]) -> bool:
         """Return whether the model sees the tools of a request."""
         return self.policy.shows_tools(tools)
-
-
-class _WrappedStream(GenerationStream):
-    def __init__(self, wrapper: PolicyWrapper, stream: GenerationStream) -> None:
-        super().__init__()
-        self._wrapper, self._stream = wrapper, stream
-        self._requests: dict[int, GenerationRequest] = {}  # the latest of each episode
-        self._ready: dict[int, Generation | BaseException] = {}
-        self.gathers = stream.gathers
-        self.mark_idle = stream.mark_idle  # type: ignore[method-assign]
-        self.close = stream.close  # type: ignore[method-assign]
-
-    @property
-    def has_requests(self) -> bool:
-        return bool(self._ready) or self._stream.has_requests
-
-    def add(self, key: int, request: GenerationRequest) -> None:
-        self._requests[key] = request
-        try:
-            changed = self._wrapper.before(request)
-        except Exception as error:  # noqa: BLE001 - a wrapper is foreign code; it costs its episode
-            self._ready[key] = error
-            return
-        if isinstance(changed, GenerationRequest):
-            self._stream.add(key, changed)
-        else:
-            self._ready[key] = changed
-
-    def advance(self) -> list[StreamedResult]:
-        ready, self._ready = list(self._ready.items()), {}
-        for key, result in self._stream.advance():
-            if isinstance(result, Generation):
-                try:
-                    result = self._wrapper.after(self._requests[key], result)
-                except Exception as error:  # noqa: BLE001 - as above
-                    result = error
-            ready.append((key, result))
-        return ready
-
-    def drop(self, key: int) -> None:
-        self._ready.pop(key, None)
-        self._stream.drop(key)
-        if (request := self._requests.pop(key, None)) is not None:
-            self._wrapper.forget(request.episode_id)
 
 
 def _bytes(text: str) -> list[int]:

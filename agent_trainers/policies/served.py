@@ -72,7 +72,7 @@ class ServerClient:
             base_url=base_url, api_key=self._key, timeout=timeout_seconds, max_retries=max_retries
         )
         self._where = base_url if model is None else f"{base_url}, model {model!r}"
-        self._timeout, self._max_concurrency = timeout_seconds, max_concurrency
+        self._max_concurrency = max_concurrency
 
     def map(self, function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
         """Call `function` for each of `items` concurrently; return the results in order."""
@@ -92,15 +92,9 @@ class ServerClient:
             is_too_long = error.status_code in (400, 413, 422) and _TOO_LONG.search(reason)
             kind = PromptTooLongError if is_too_long else ServerError
             raise self.error(f"status {error.status_code}: {reason}", kind) from None
-        except openai.APITimeoutError:
-            raise self.error(f"no answer within {self._timeout:g} seconds") from None
-        except openai.APIConnectionError as error:
-            raise self.error(
-                f"cannot be reached ({error.__cause__ or error}). Check that the server is running "
-                "and that the address is right."
-            ) from None
         except (openai.APIError, ValueError) as error:
-            raise self.error(f"{type(error).__name__}: {error}") from None
+            reason = f"{type(error).__name__}: {error} ({error.__cause__})"
+            raise self.error(reason) from None
 
     def error(self, reason: str, kind: type[ServerError] = ServerError) -> ServerError:
         """Return an error that names the server, without its key."""
@@ -126,7 +120,6 @@ class OpenAIPolicy(Policy):
         temperature: float = 1.0,
         top_p: float = 1.0,
         max_concurrency: int = 16,
-        parallel_calls: bool = True,
         control_tokens: Sequence[str] = (),
         **connection: Any,
     ) -> None:
@@ -141,7 +134,6 @@ class OpenAIPolicy(Policy):
             temperature: 0 for greedy decoding.
             top_p: Nucleus sampling.
             max_concurrency: Concurrent requests at most.
-            parallel_calls: Whether the server may make several structured calls in one turn.
             control_tokens: Further control tokens of the model, which are broken up in messages
                 (see `break_control_strings`).
             connection: ``api_key_env``, ``timeout_seconds``, ``max_retries``: see `ServerClient`.
@@ -152,7 +144,6 @@ class OpenAIPolicy(Policy):
             raise ConfigurationError(f"max_new_tokens must be at least 1, not {max_new_tokens}.")
         self.max_concurrency = max_concurrency
         self.sampling = {"temperature": temperature, "top_p": top_p}
-        self._parallel_calls = parallel_calls
         self._format = tool_format
         self._control_tokens = tuple(control_tokens)
         self._body = {"model": model, "max_tokens": max_new_tokens, **self.sampling}
@@ -185,7 +176,6 @@ class OpenAIPolicy(Policy):
         conversation: dict[str, Any] = {"messages": native_messages(messages, hidden)}
         if tools:
             conversation["tools"] = native_tools(tools, hidden)
-            conversation["parallel_tool_calls"] = self._parallel_calls
         return conversation
 
     def _read(self, reply: Any) -> Generation:

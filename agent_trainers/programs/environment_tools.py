@@ -1,14 +1,12 @@
 """Our environments for programs: their tools, tasks and rewards."""
 
 import threading
-from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import gymnasium as gym
 
 import agent_envs  # noqa: F401 - registers the environments
 from agent_envs.core.async_bridge import resolve
-from agent_envs.core.tool import Tool
 from agent_envs.formats.actions import ParsedAction
 from agent_trainers.programs.program import Outcome
 
@@ -35,18 +33,9 @@ class EnvironmentTools:
         self._metrics: dict[str, float] = {}
         self._is_over = self._is_truncated = False
 
-    @property
-    def tools(self) -> Sequence[Tool]:
-        """The environment's tools: name, description and parameters of each."""
-        return list(self._inner.tools.values())
-
     def call(self, name: str, /, **arguments: Any) -> str:
         """Call a tool; return its result, or the message for a wrong call."""
         return self._step(self._inner.write_call(name, **arguments))
-
-    def function(self, name: str) -> Callable[..., str]:
-        """Return a tool as a function of its arguments."""
-        return lambda **arguments: self.call(name, **arguments)
 
     def reference_actions(self) -> list[str]:
         """Return actions that solve the task, where the environment knows them."""

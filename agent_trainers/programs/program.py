@@ -5,13 +5,13 @@ A program is a function, ``run(session, task)``, plain or ``async``. It calls th
 """
 
 import inspect
-import math
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from dataclasses import dataclass, field, fields, replace
+from typing import Annotated, Any, ClassVar, Final
 
 import numpy as np
+import pydantic
 
 from agent_envs.core.lookup import lookup_or_import
 from agent_envs.errors import ConfigurationError
@@ -23,13 +23,24 @@ Program = Callable[["ProgramSession", dict[str, Any]], Any]
 ScoreAnswer = Callable[[dict[str, Any], Any], Any]
 
 
+def _plain(value: Any) -> Any:
+    value = value.item() if isinstance(value, np.generic) else value
+    return float(value) if isinstance(value, bool) else value
+
+
+Number = Annotated[pydantic.FiniteFloat, pydantic.Strict(), pydantic.BeforeValidator(_plain)]
+"""A finite number, numpy's and booleans included."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """The outcome of an episode."""
 
-    reward: float | Mapping[str, float]
+    __pydantic_config__: ClassVar = pydantic.ConfigDict(extra="forbid")
+
+    reward: Number | Annotated[Mapping[str, Number], pydantic.Field(min_length=1)]
     """The reward of the whole episode, shared by all roles; or one reward per role, by name."""
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, Number] = field(default_factory=dict)
     """Metrics; ``success`` defaults to whether the reward is above 0."""
     actions: Sequence[str] = ()
     """Actions taken in one of our environments, from which the episode can be replayed."""
@@ -77,49 +88,31 @@ def find_reward(name: str) -> ScoreAnswer:
     return reward
 
 
+_OUTCOME: Final = pydantic.TypeAdapter(Outcome)
+
+
 def read_outcome(value: Any) -> Outcome:
     """Validate the return value of a program or a reward function.
 
-    It is an `Outcome`, a number, or a mapping ``{"reward": 1.0, "metrics": {...}}``; anything else,
-    or a number that is not finite, is a `TypeError`.
+    It is an `Outcome`, a number, or a mapping ``{"reward": 1.0, "metrics": {...}}``; anything else
+    is a `TypeError`.
     """
-    if isinstance(value, Mapping) and "reward" in value and set(value) <= _FIELDS:
-        value = Outcome(**{**value, "metrics": value.get("metrics") or {}})
-    if not isinstance(value, Outcome):
-        value = Outcome(reward=_number(value, "the reward"))
-    outcome: Outcome = value
-    reward: float | dict[str, float]
-    if isinstance(outcome.reward, Mapping) and outcome.reward:
-        reward = _numbers(outcome.reward, "reward")
-        total = sum(reward.values())
-    else:
-        total = reward = _number(outcome.reward, "the reward")
-    if not isinstance(outcome.truncated, bool | np.bool_):
-        raise TypeError(f"truncated is {outcome.truncated!r:.100}; it must be true or false.")
-    metrics = {"success": float(total > 0.0), **_numbers(outcome.metrics, "metrics")}
-    return Outcome(reward=reward, metrics=metrics, truncated=bool(outcome.truncated))
-
-
-_FIELDS: Final = frozenset({"reward", "metrics", "actions", "truncated"})
-
-
-def _numbers(values: Any, name: str) -> dict[str, float]:
-    if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
-        raise TypeError(f"{name} is {values!r:.100}; it must map names to finite numbers.")
-    return {key: _number(value, f"{name}[{key!r}]") for key, value in values.items()}
-
-
-def _number(value: Any, name: str) -> float:
-    if isinstance(value, bool | int | float | np.number | np.bool_):
-        try:
-            if math.isfinite(number := float(value)):
-                return number
-        except (OverflowError, TypeError):  # too large for a float; complex
-            pass
-    raise TypeError(
-        f"{name} is {reprlib.repr(value)}; a program returns a finite number, or Outcome(reward, "
-        "metrics). If it returns an answer, name the function that scores it with --reward."
-    )
+    if isinstance(value, Outcome):
+        value = {entry.name: getattr(value, entry.name) for entry in fields(value)}
+    elif not isinstance(value, Mapping):
+        value = {"reward": value}
+    try:
+        outcome = _OUTCOME.validate_python(dict(value))
+    except pydantic.ValidationError as error:
+        where = ".".join(map(str, error.errors()[0]["loc"]))
+        raise TypeError(
+            f"{reprlib.repr(value)} is no outcome ({where}: {error.errors()[0]['msg']}); a program "
+            "returns a finite number, or Outcome(reward, metrics). If it returns an answer, name "
+            "the function that scores it with --reward."
+        ) from None
+    reward = outcome.reward
+    total = sum(reward.values()) if isinstance(reward, Mapping) else reward
+    return replace(outcome, metrics={"success": float(total > 0.0), **outcome.metrics})
 
 
 def _check_signature(function: Any, name: str, parameters: str) -> None:

@@ -197,19 +197,14 @@ def _reward_episode(session: Session, outcome: Outcome) -> Trajectory:
 
 
 def _check_roles(steps: Sequence[Transition], rewards: Mapping[str, float]) -> RolloutError | None:
-    """Return an error if no rewarded role called the model; warn of single ones that did not."""
+    """Return an error if no rewarded role called the model; warn of lost rewards of others."""
     callers = {step.role for step in steps}
-    silent = [role for role in rewards if role not in callers]
-    names = ", ".join(repr(role) for role in sorted(callers))
+    silent = sorted(rewards.keys() - callers)
+    text = f"The roles {silent} are rewarded but never called the model. The callers were"
     if steps and len(silent) == len(rewards):
-        return RolloutError(
-            f"The program rewards the roles {', '.join(map(repr, silent))}, but none of them "
-            f"called the model in this episode. The callers were {names}."
-        )
-    for role in silent if steps else ():
-        if rewards[role] != 0.0:
-            text = f"The reward of the role {role!r} is lost: it never called the model. The "
-            warnings.warn(f"{text}callers were {names}.", RuntimeWarning, stacklevel=2)
+        return RolloutError(f"{text} {sorted(callers)}.")
+    if steps and any(rewards[role] for role in silent):
+        warnings.warn(f"{text} {sorted(callers)}.", RuntimeWarning, stacklevel=2)
     return None
 
 

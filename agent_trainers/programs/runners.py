@@ -14,7 +14,6 @@ import json
 import os
 import re
 import reprlib
-import selectors
 import shlex
 import shutil
 import signal
@@ -22,9 +21,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import IO, Any, Final
 
 import numpy as np
 import psutil
@@ -51,18 +49,10 @@ MAX_OUTPUT_BYTES: Final = 2**20
 """Length of an output's kept end."""
 GRACE_SECONDS: Final = 10.0
 """Time between SIGTERM and SIGKILL for the command of a container."""
-_POLL_SECONDS: Final = 0.05
+_POLL_SECONDS: Final = 0.02
+_READ_SECONDS: Final = 1.0
+"""How long pipes are read after the end, which a process that left the group may keep open."""
 _FUNCTION: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
-
-
-class Run(Protocol):
-    """One episode of a program."""
-
-    def result(self) -> Any:
-        """Run it and return its result; called once, in its own thread."""
-
-    def stop(self) -> None:
-        """End it if possible; may be called from another thread at any time."""
 
 
 class ThreadRun:
@@ -70,7 +60,11 @@ class ThreadRun:
 
     def __init__(self, program: Program, session: ProgramSession, task: dict[str, Any]) -> None:
         """Prepare to run `program` on `task`."""
-        self.result = lambda: resolve(program(session, task))
+        self._program, self._session, self._task = program, session, task
+
+    def result(self) -> Any:
+        """Run the function and return its result."""
+        return resolve(self._program(self._session, self._task))
 
     def stop(self) -> None:
         """Do nothing."""
@@ -111,10 +105,18 @@ class ProcessRun:
                 env=self._variables,
                 start_new_session=True,
             )
-        try:
-            output, errors = self._read_outputs(process)
-        finally:
-            _end(process, self._grace_seconds)
+        output, errors = bytearray(), bytearray()
+        readers = [
+            threading.Thread(target=_read, args=each, daemon=True)
+            for each in ((process.stdout, output), (process.stderr, errors))
+        ]
+        for reader in readers:
+            reader.start()
+        while process.poll() is None and not self._stopped.wait(_POLL_SECONDS):
+            pass
+        _end(process, self._grace_seconds)
+        for reader in readers:
+            reader.join(_READ_SECONDS)
         if self._stopped.is_set():
             raise RolloutError("the program was ended.")
         stderr = f"The end of its standard error:\n{errors.decode('utf-8', 'replace').strip()}"
@@ -143,27 +145,17 @@ class ProcessRun:
                 else:
                     os.killpg(process.pid, signal.SIGKILL)
 
-    def _read_outputs(self, process: "subprocess.Popen[bytes]") -> tuple[bytes, bytes]:
-        """Read until the process exits or is stopped; keep the end of its outputs."""
-        pipes: list[Any] = [process.stdout, process.stderr]
-        tails = dict.fromkeys(pipes, b"")
-        with selectors.DefaultSelector() as selector:
-            for pipe in pipes:
-                selector.register(pipe, selectors.EVENT_READ)
-            while not self._stopped.is_set():
-                # Processes that it started may keep the pipes open after its exit.
-                has_exited = process.poll() is not None
-                ready = selector.select(0.0 if has_exited else _POLL_SECONDS)
-                for key, _ in ready:
-                    chunk = os.read(key.fd, 2**16)
-                    tails[key.fileobj] = (tails[key.fileobj] + chunk)[-MAX_OUTPUT_BYTES:]
-                    if not chunk:
-                        selector.unregister(key.fileobj)
-                if has_exited and not ready:
-                    break
-                if not selector.get_map():  # it closed its outputs
-                    time.sleep(_POLL_SECONDS)
-        return tails[pipes[0]], tails[pipes[1]]
+
+Run = ThreadRun | ProcessRun
+"""One episode of a program. `result` is called once, in its own thread; `stop` in any."""
+
+
+def _read(pipe: IO[bytes], tail: bytearray) -> None:
+    """Read a pipe to its end, and keep the end of it in `tail`."""
+    with pipe:
+        while chunk := os.read(pipe.fileno(), 2**16):
+            tail += chunk
+            del tail[:-MAX_OUTPUT_BYTES]
 
 
 def make_runner(
@@ -191,13 +183,8 @@ def make_runner(
         if variables:
             raise ConfigurationError("--program_env is for --program_runner process or container.")
         return functools.partial(ThreadRun, find_program(program))
-    if is_function and kind == "container":
-        raise ConfigurationError(
-            f"--program {program!r}: give the command that starts the container, such as "
-            "'docker run --rm -i -e OPENAI_BASE_URL -e OPENAI_API_KEY image python agent.py'."
-        )
     command = shlex.split(program)
-    if is_function:
+    if is_function and kind == "process":
         find_program(program)
         command = [sys.executable, "-m", __name__, program]
     if not command or shutil.which(command[0]) is None:
@@ -248,9 +235,6 @@ def _end(process: "subprocess.Popen[bytes]", grace_seconds: float) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
             member.kill()
     process.wait()
-    for pipe in (process.stdout, process.stderr):
-        if pipe is not None:
-            pipe.close()
 
 
 def _describe_exit(code: int) -> str:

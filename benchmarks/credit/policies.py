@@ -23,7 +23,7 @@ from agent_trainers.cli.environments import count_tasks, environment_maker
 from agent_trainers.cli.train import make_trainer
 from agent_trainers.cli.train_options import parse_arguments
 from agent_trainers.experimental.branching.saved_states import StateStore
-from agent_trainers.policies.local import local_policy
+from agent_trainers.policies.local import transformers_policy
 from agent_trainers.policies.models import load_model, load_tokenizer
 from agent_trainers.recipes import MODEL_RECIPE, find_turn_length
 from agent_trainers.rollout.collector import Rollout
@@ -128,7 +128,7 @@ def measure_batch(
     model, tokenizer = load_model(str(folder)), load_tokenizer(str(folder))
     trained_for = find_turn_length(str(start))
     max_new_tokens = None if trained_for is None else trained_for.tokens
-    policy = local_policy(model, tokenizer, max_new_tokens=max_new_tokens)
+    policy = transformers_policy(model, tokenizer, max_new_tokens=max_new_tokens)
     make_env = environment_maker(environment.env, environment.kwargs)
     tasks = _draw_tasks(make_env, 2 * options.num_tasks, seed)
     others, measured = tasks[: len(tasks) // 2], tasks[len(tasks) // 2 :]

@@ -10,7 +10,6 @@ from agent_envs.errors import ConfigurationError, UnknownNameError
 from agent_leaderboard.agents.agent import AGENTS, build_agent
 from agent_trainers import TINY_POLICY
 from agent_trainers.policies import Usage
-from agent_trainers.policies.policy import WaveStream
 from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.trajectory import StopReason
 from tests.agent_trainers.chat_server import chat_server, refuses, says
@@ -37,11 +36,7 @@ def run_agent(kind, settings, env_id=MULTI_HOP, count=3, **kwargs):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_agent_runs_on_a_local_model_in_no_waves_and_reports_usage(kind, monkeypatch):
-    def in_waves(self):
-        raise AssertionError("generated in waves")
-
-    monkeypatch.setattr(WaveStream, "advance", in_waves)
+def test_every_agent_runs_on_a_local_model_and_reports_usage(kind):
     small = {"reflexion": {"trials": 2}, "best_of_n": {"samples": 2}}.get(kind, {})
     played = run_agent(kind, MODEL | small, count=2)
     assert len(played) == 2

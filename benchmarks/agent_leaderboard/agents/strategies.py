@@ -83,10 +83,6 @@ class SearchStrategy(PolicyWrapper):
         talk.passages = None
         return self._format.write_call("search", {"query": query})
 
-    def forget(self, episode_id: int) -> None:
-        """Drop the state of an episode."""
-        self._talks.pop(episode_id, None)
-
     def encode(self, request: GenerationRequest) -> list[int]:
         """Return no tokens: the model's prompt is not the environment's state."""
         return []

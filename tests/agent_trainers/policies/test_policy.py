@@ -7,9 +7,6 @@ import numpy as np
 import pytest
 
 from agent_trainers.policies import Generation, Policy, PolicyWrapper, ScriptedPolicy, Usage
-from agent_trainers.policies.local import transformers_policy
-from agent_trainers.policies.policy import WaveStream
-from agent_trainers.policies.slots import SlotStream
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.trajectory import StopReason
@@ -39,10 +36,6 @@ def test_a_custom_policy_only_needs_generate():
 class Quoting(PolicyWrapper):
     """Answer the first turn itself, and change the later ones to upper case."""
 
-    def __init__(self, policy):
-        super().__init__(policy)
-        self.forgotten = []
-
     def before(self, request):
         if request.previous is None:
             return Generation(text="by myself", usage=Usage())
@@ -52,9 +45,6 @@ class Quoting(PolicyWrapper):
     def after(self, request, generation):
         assert request.messages[-1]["content"] != "Hurry."
         return replace(generation, text=generation.text.upper())
-
-    def forget(self, episode_id):
-        self.forgotten.append(episode_id)
 
 
 @pytest.mark.parametrize("max_concurrency", [None, 4])
@@ -67,36 +57,8 @@ def test_a_wrapper_changes_requests_and_generations(max_concurrency):
 
     policy = ScriptedPolicy(act)
     policy.max_concurrency = max_concurrency
-    wrapper = Quoting(policy)
-    for trajectory in roll_out(wrapper):
+    for trajectory in roll_out(Quoting(policy)):
         actions = [step.action for step in trajectory.transitions]
         assert actions == ["by myself", *["HM"] * (len(actions) - 1)]
         assert trajectory.usage["calls"] == len(actions) - 1
     assert set(asked) == {"Hurry."}
-    assert sorted(wrapper.forgotten) == list(range(6))
-
-
-@pytest.mark.parametrize("hook", ["before", "after"])
-def test_a_wrapper_that_fails_costs_one_episode(hook):
-    class Broken(PolicyWrapper):
-        pass
-
-    def fail(self, request, *generation):
-        if request.episode_id == 2:
-            raise KeyError("my own mistake")
-        return generation[0] if generation else request
-
-    setattr(Broken, hook, fail)
-    reasons = [t.stop_reason for t in roll_out(Broken(ScriptedPolicy(lambda request: "hm")), 4)]
-    assert [reason is StopReason.POLICY_ERROR for reason in reasons] == [False, False, True, False]
-
-
-def test_a_wrapped_policy_generates_in_slots_as_it_does_alone(model, tokenizer, monkeypatch):
-    def in_waves(self):
-        raise AssertionError("generated in waves")
-
-    monkeypatch.setattr(WaveStream, "advance", in_waves)
-    policy = transformers_policy(model.eval(), tokenizer, max_new_tokens=24)
-    assert isinstance(policy.open_stream(), SlotStream)
-    alone, wrapped = roll_out(policy), roll_out(PolicyWrapper(PolicyWrapper(policy)))
-    assert [t.transitions for t in wrapped] == [t.transitions for t in alone]

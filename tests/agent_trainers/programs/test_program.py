@@ -52,8 +52,6 @@ def test_what_a_program_returns_is_a_reward_with_metrics(returned, reward, metri
         Outcome(reward={"solver": math.nan}),
         Outcome(reward=1.0, metrics={"f1": "high"}),
         Outcome(reward=1.0, metrics={1: 0.5}),
-        Outcome(reward=1.0, truncated="no"),
-        {"reward": 1.0, "truncated": 1},
         {"reward": 1.0, "metrics": 3},
         {"reward": 1.0, "note": "more than an outcome"},
     ],

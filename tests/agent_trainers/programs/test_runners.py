@@ -153,7 +153,6 @@ def test_a_container_gets_sigterm_before_sigkill(script, tmp_path):
     [
         ("thread", "node agent.js", {}, "--program_runner process"),
         ("thread", "json:dumps", {"variables": ["X"]}, "--program_env is for"),
-        ("container", "json:dumps", {}, "command that starts the container"),
         ("process", "no_such_command --x", {}, "there is no command"),
         ("process", "true", {"variables": ["NO_SUCH_VARIABLE"]}, "NO_SUCH_VARIABLE"),
         ("processes", "true", {}, "Did you mean 'process'"),
