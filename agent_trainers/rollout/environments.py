@@ -1,16 +1,24 @@
 """Environments of a rollout: a pool that reuses them, and checks of the values they return."""
 
-import inspect
-import json
 import logging
-import math
 import reprlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import gymnasium as gym
 import numpy as np
+from pydantic import (
+    AfterValidator,
+    AllowInfNan,
+    BaseModel,
+    BeforeValidator,
+    Field,
+    JsonValue,
+    Strict,
+    StrictStr,
+    ValidationError,
+)
 
 from agent_envs.errors import AgentEnvsError, ServerError
 from agent_envs.wrappers.awaited import awaited
@@ -20,12 +28,7 @@ TextEnv = gym.Env[str, str]
 MakeEnv = Callable[[], TextEnv]
 
 _KNOWN_WRAPPERS: Final = ("gymnasium.", "agent_envs.")
-_RESET: Final = ("observation", "info")
-_STEP: Final = ("observation", "reward", "terminated", "truncated", "info")
-_ROLES: Final = ("system", "developer", "user", "assistant", "tool")
-_MESSAGES_FORM: Final = (
-    'a non-empty list of {"role": ..., "content": ...} with strings, as a chat template takes it'
-)
+T = TypeVar("T", bound=BaseModel)
 _log = logging.getLogger(__name__)
 
 
@@ -118,129 +121,79 @@ def is_immediate(env: TextEnv) -> bool:
         return False
 
 
-class StepAnswer(NamedTuple):
+_PLAIN: Final = BeforeValidator(lambda x: x.item() if isinstance(x, np.generic) else x)
+_AS_NUMBER: Final = BeforeValidator(lambda x: float(x) if isinstance(x, bool) else x)
+_AS_FLAG: Final = BeforeValidator(lambda x: bool(x) if type(x) is int and x in (0, 1) else x)
+_Flag = Annotated[bool, Strict(), _AS_FLAG, _PLAIN]
+_Number = Annotated[float, Strict(), AllowInfNan(False), _AS_NUMBER, _PLAIN]
+
+
+class _Message(BaseModel, extra="allow"):
+    __pydantic_extra__: dict[str, JsonValue]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: StrictStr
+
+
+class _Info(BaseModel):
+    metrics: dict[StrictStr, _Number] = {}
+    reward_terms: dict[StrictStr, _Number] = {}
+    task_id: Annotated[str | int | None, _PLAIN] = None
+    tool_result: StrictStr | None = None
+    action: Mapping[str, Any] | None = None
+    context: Mapping[str, Any] | None = None
+
+
+class _State(_Info):
+    messages: Annotated[Sequence[_Message], Field(min_length=1)]
+    tools: list[dict[str, JsonValue]] | None = None
+
+
+def _checked_by(kind: type[BaseModel]) -> AfterValidator:
+    """Return a validator that checks a value and leaves it unchanged."""
+    return AfterValidator(lambda value: (kind.model_validate(value), value)[1])
+
+
+class _Reset(BaseModel):
+    observation: StrictStr
+    info: Annotated[dict[str, Any], Strict(), _checked_by(_State)]
+
+
+class StepAnswer(BaseModel):
     """Checked result of `step`."""
 
-    reward: float
-    terminated: bool
-    truncated: bool
-    info: dict[str, Any]
+    observation: StrictStr
+    reward: _Number
+    terminated: _Flag
+    truncated: _Flag
+    info: Annotated[dict[str, Any], Strict(), _checked_by(_Info)]
 
 
 def read_reset(answer: Any) -> dict[str, Any]:
     """Return the `info` of a reset.
 
     Raises:
-        TypeError: If a part has the wrong type; names the part, its value and the right type.
+        TypeError: If a part has the wrong type; names the part and its value.
     """
-    observation, info = _parts(answer, "reset", _RESET)
-    _expect(isinstance(observation, str), "the observation", "reset", observation, "a string")
-    _check_info(info, "reset", has_state=True)
-    checked: dict[str, Any] = info
-    return checked
+    return _read(_Reset, "reset", answer).info
 
 
 def read_step(answer: Any) -> StepAnswer:
-    """Return the checked result of a step.
+    """Return the checked result of a step; after the end of a task it needs no state.
 
     Raises:
-        TypeError: If a part has the wrong type; names the part, its value and the right type.
+        TypeError: If a part has the wrong type; names the part and its value.
     """
-    observation, reward, terminated, truncated, info = _parts(answer, "step", _STEP)
-    _expect(isinstance(observation, str), "the observation", "step", observation, "a string")
-    _expect(_is_number(reward), "the reward", "step", reward, "a finite number")
-    _expect(_is_flag(terminated), "terminated", "step", terminated, "True or False")
-    _expect(_is_flag(truncated), "truncated", "step", truncated, "True or False")
-    _check_info(info, "step", has_state=not terminated)
-    return StepAnswer(float(reward), bool(terminated), bool(truncated), info)
+    step = _read(StepAnswer, "step", answer)
+    if not step.terminated:
+        _read(_Reset, "step", (step.observation, step.info))
+    return step
 
 
-def _parts(answer: Any, method: str, names: Sequence[str]) -> Any:
-    if isinstance(answer, tuple | list) and len(answer) == len(names):
-        return answer
-    found = _show(answer)
-    if inspect.iscoroutine(answer):
-        found = "a coroutine"
-        answer.close()
-    raise TypeError(f"{method}() returned {found}; it must return ({', '.join(names)}).")
-
-
-def _check_info(info: Any, method: str, *, has_state: bool) -> None:
-    """Check the keys of `info`; after the end of a task it needs no state."""
-    _expect(isinstance(info, dict), "info", method, info, "a dictionary")
-
-    def check(name: str, is_right: Callable[[Any], bool], form: str) -> None:
-        if name in info:
-            _expect(is_right(info[name]), f"info[{name!r}]", method, info[name], form)
-
-    for name in ("metrics", "reward_terms"):
-        check(name, _maps_to_numbers, "a dictionary from names to finite numbers")
-    check("task_id", lambda x: x is None or isinstance(x, str | int | np.integer), "a string")
-    check("tool_result", lambda x: x is None or isinstance(x, str), "a string, or None")
-    for name in ("action", "context"):
-        check(name, lambda x: x is None or isinstance(x, Mapping), "a dictionary, or None")
-    if not has_state:
-        return
-    check("tools", _are_tools, "a list of function schemas in the OpenAI format, or None")
-    messages = info.get("messages")
-    is_list = isinstance(messages, tuple | list) and len(messages) > 0
-    is_right = is_list and all(map(_is_message, messages))
-    _expect(is_right, "info['messages']", method, messages, _MESSAGES_FORM)
-    for role in dict.fromkeys(message["role"] for message in messages):
-        form = f"one of {', '.join(_ROLES)}"
-        _expect(role in _ROLES, "a role in info['messages']", method, role, form)
-
-
-def _expect(is_right: bool, what: str, method: str, found: Any, form: str) -> None:
-    if not is_right:
-        raise TypeError(f"{what} of {method}() is {_show(found)}; it must be {form}.")
-
-
-def _show(value: Any) -> str:
+def _read(kind: type[T], method: str, answer: Any) -> T:
+    names = tuple(kind.model_fields)
     try:
-        return reprlib.repr(value)
-    except Exception:  # noqa: BLE001 - its own repr failed, and this is an error message
-        return f"a {type(value).__name__}"
-
-
-def _is_number(value: Any) -> bool:
-    is_number = isinstance(value, bool | int | float | np.number | np.bool_)
-    try:
-        return is_number and math.isfinite(value)
-    except (OverflowError, TypeError):  # too large for a float; complex
-        return False
-
-
-def _is_flag(value: Any) -> bool:
-    return isinstance(value, bool | np.bool_) or (type(value) is int and value in (0, 1))
-
-
-def _maps_to_numbers(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(
-        isinstance(name, str) and _is_number(number) for name, number in value.items()
-    )
-
-
-def _is_message(message: Any) -> bool:
-    if not isinstance(message, Mapping):
-        return False
-    is_text = all(isinstance(message.get(name), str) for name in ("role", "content"))
-    # Most messages hold nothing else, and every state holds all of them.
-    is_plain = len(message) == 2 or (len(message) == 3 and isinstance(message.get("name"), str))
-    return is_text and (is_plain or _is_json(message))
-
-
-def _are_tools(tools: Any) -> bool:
-    return tools is None or (
-        isinstance(tools, tuple | list)
-        and all(isinstance(t, dict) for t in tools)
-        and (not tools or _is_json(tools))
-    )
-
-
-def _is_json(value: Any) -> bool:
-    try:
-        json.dumps(dict(value) if isinstance(value, Mapping) else value)
-    except (TypeError, ValueError, RecursionError):
-        return False
-    return all(isinstance(key, str) for key in value) if isinstance(value, Mapping) else True
+        if isinstance(answer, tuple | list) and len(answer) == len(names):
+            return kind.model_validate(dict(zip(names, answer, strict=True)))
+    except ValidationError as error:
+        raise TypeError(f"{method}() returned a malformed result: {error}") from None
+    raise TypeError(f"{method}() returned {reprlib.repr(answer)}; it must return {names}.")

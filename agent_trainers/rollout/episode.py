@@ -117,8 +117,8 @@ class Episode:
         """Record the result of `step`; raise TypeError if it is malformed."""
         generation = self.generation
         assert generation is not None
-        reward, terminated, truncated, info = read_step(answer)
-        is_cut = generation.finish_reason == "length" and not terminated
+        step = read_step(answer)
+        is_cut = generation.finish_reason == "length" and not step.terminated
         self.transitions.append(
             Transition(
                 messages=self.info["messages"],
@@ -126,20 +126,20 @@ class Episode:
                 completion_ids=generation.completion_ids,
                 logprobs=generation.logprobs,
                 action=generation.text,
-                reward=reward,
-                reward_terms=info.get("reward_terms", {}),
-                terminated=terminated,
+                reward=step.reward,
+                reward_terms=step.info.get("reward_terms", {}),
+                terminated=step.terminated,
                 # Gymnasium's turn limit also truncates an answer in the last turn.
-                truncated=(truncated or is_cut) and not terminated,
-                info={k: v for k, v in info.items() if k not in ("messages", "tools")},
+                truncated=(step.truncated or is_cut) and not step.terminated,
+                info={k: v for k, v in step.info.items() if k not in ("messages", "tools")},
             )
         )
-        self.info = info
-        if terminated:
+        self.info = step.info
+        if step.terminated:
             self.stop(StopReason.ANSWERED)
         elif is_cut:  # a truncated turn leaves no state to continue from
             self.stop(StopReason.TOKEN_LIMIT)
-        elif truncated:
+        elif step.truncated:
             self.stop(StopReason.TURN_LIMIT)
 
     def overflow(self) -> None:
