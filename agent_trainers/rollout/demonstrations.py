@@ -10,8 +10,6 @@ A row of a conversation file (JSONL, JSON or Parquet) is one of:
     its state.
 ``{"prompt": [...], "completion": [...]}``
     TRL's columns: only assistant messages of ``completion`` are actions.
-``{"attempts": [{"messages": [...], "success": false}, ...]}``
-    Several attempts at one task: each is a separate conversation.
 
 Optional fields: ``tools`` (function schemas), ``success`` (a boolean) or ``reward`` (a number,
 where above 0 is a success), and ``task_id``.
@@ -19,9 +17,10 @@ where above 0 is a success), and ``task_id``.
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Literal
 
 import numpy as np
+from pydantic import BaseModel, StrictBool, ValidationError
 
 from agent_envs.core.messages import Message
 from agent_envs.data.records import read_records
@@ -31,11 +30,25 @@ from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.rollout.environments import MakeEnv, template_tools
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
 
-_ROLES: Final = ("system", "developer", "user", "assistant", "tool")
-_FORM: Final = (
-    "A row needs 'messages', or 'prompt' and 'completion', or 'attempts', a list of rows with "
-    "'messages'."
-)
+
+class _Part(BaseModel):
+    text: str
+
+
+class _Turn(BaseModel, extra="allow"):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[_Part] | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+
+
+class _Row(BaseModel):
+    messages: list[_Turn] = []
+    prompt: str | list[_Turn] = []
+    completion: str | list[_Turn] = []
+    tools: list[dict[str, Any]] | None = None
+    success: StrictBool | None = None
+    reward: float = 1.0
+    task_id: str | int | None = None
 
 
 class Demonstration:
@@ -144,84 +157,47 @@ def read_conversations(
     """
     for number, row in enumerate(read_records(path), start=1):
         try:
-            for attempt in _attempts(row):
-                if keep_failures or _is_success(attempt):
-                    trajectory = _trajectory(attempt, str(row.get("task_id", number)), renderer)
-                    if trajectory.transitions:
-                        yield trajectory
+            trajectory = _trajectory(_Row.model_validate(row), number, renderer)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"]))
+            raise DataError(f"{path}, row {number}: {place}: {first['msg']}") from None
         except (DataError, ConfigurationError) as error:
             raise DataError(f"{path}, row {number}: {error}") from None
+        if trajectory.transitions and (keep_failures or trajectory.success):
+            yield trajectory
 
 
-def _attempts(row: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    attempts = row.get("attempts")
-    if attempts is None:
-        return [row]
-    if not isinstance(attempts, list) or not all(isinstance(a, Mapping) for a in attempts):
-        raise DataError(f"'attempts' must be a list of objects. {_FORM}")
-    shared = {name: row[name] for name in ("tools",) if name in row}
-    return [{**shared, **attempt} for attempt in attempts]
-
-
-def _is_success(attempt: Mapping[str, Any]) -> bool:
-    success, reward = attempt.get("success"), attempt.get("reward")
-    if success is not None and not isinstance(success, bool):
-        raise DataError(f"'success' must be true or false, not {success!r}.")
-    if reward is not None and not isinstance(reward, int | float):
-        raise DataError(f"'reward' must be a number, not {reward!r}.")
-    return success if success is not None else reward is None or reward > 0
-
-
-def _trajectory(attempt: Mapping[str, Any], task_id: str, renderer: ChatRenderer) -> Trajectory:
-    if "messages" in attempt:
-        context, new = [], _messages(attempt, "messages")
-    elif "prompt" in attempt and "completion" in attempt:
-        context, new = _messages(attempt, "prompt"), _messages(attempt, "completion")
-    else:
-        raise DataError(
-            f"it holds no conversation (found: {', '.join(attempt) or 'nothing'}). {_FORM}"
-        )
-    tools: Schemas = attempt.get("tools") or None
-    if tools is not None and not isinstance(tools, list):
-        raise DataError("'tools' must be a list of function schemas.")
-    demonstration = Demonstration(renderer, tools)
-    messages = list(context)
+def _trajectory(row: _Row, number: int, renderer: ChatRenderer) -> Trajectory:
+    messages = _messages(row.prompt, "user")
+    new = _messages(row.messages or row.completion, "assistant")
+    if not new:
+        raise DataError("a row needs 'messages', or 'prompt' and 'completion'.")
+    demonstration = Demonstration(renderer, row.tools)
     for message in new:
         if message["role"] == "assistant":
             if not messages:
                 raise DataError("it begins with an assistant turn, which has no state before it.")
             ids = (
-                renderer.message_ids([*messages, message], tools)
+                renderer.message_ids([*messages, message], row.tools)
                 if message.get("tool_calls")
                 else renderer.turn_ids(message["content"])
             )
             demonstration.add(messages, message["content"], ids)
         messages = [*messages, message]
-    return demonstration.trajectory(task_id, {"success": float(_is_success(attempt))})
+    task_id = number if row.task_id is None else row.task_id
+    is_success = row.reward > 0 if row.success is None else row.success
+    return demonstration.trajectory(str(task_id), {"success": float(is_success)})
 
 
-def _messages(attempt: Mapping[str, Any], name: str) -> list[Message]:
-    given = attempt[name]
-    if isinstance(given, str):
-        given = [{"role": "user" if name == "prompt" else "assistant", "content": given}]
-    if not isinstance(given, list) or not given:
-        raise DataError(f"{name!r} must be a non-empty list of messages.")
-    return [_message(message, f"message {i} of {name!r}") for i, message in enumerate(given, 1)]
-
-
-def _message(message: Any, place: str) -> Message:
-    if not isinstance(message, Mapping) or message.get("role") not in _ROLES:
-        raise DataError(f"{place} needs a 'role', one of {', '.join(_ROLES)}.")
-    content = message.get("content")
-    if isinstance(content, list):  # OpenAI's parts
-        texts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
-        if not all(isinstance(text, str) for text in texts):
-            raise DataError(f"{place} has a part that is not text, which is not supported.")
-        content = "".join(map(str, texts))
-    if content is None and message.get("tool_calls"):
-        content = ""
-    if not isinstance(content, str):
-        raise DataError(f"{place} needs a 'content', a string.")
-    kept = {name: value for name, value in message.items() if value is not None}
-    result: Message = {**kept, "content": content}  # type: ignore[typeddict-item]
-    return result
+def _messages(given: str | list[_Turn], role: Literal["user", "assistant"]) -> list[Any]:
+    """Return messages with plain text; a string is one message of `role`."""
+    messages = []
+    for turn in [_Turn(role=role, content=given)] if isinstance(given, str) else given:
+        if turn.content is None and not turn.tool_calls:
+            raise DataError(f"a message of the role {turn.role!r} needs a 'content'.")
+        parts = turn.content or ""
+        text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
+        kept = {name: value for name, value in turn if value is not None}
+        messages.append({**kept, "content": text})
+    return messages
