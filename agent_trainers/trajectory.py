@@ -4,11 +4,10 @@ Sampled tokens are stored with their log-probabilities: they are the tokens that
 """
 
 import dataclasses
-import functools
 import gzip
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -188,8 +187,6 @@ def save_trajectories(path: str | Path, trajectories: Iterable[Trajectory]) -> N
     """
     check_kind(path)
     records = [_trajectory_record(trajectory) for trajectory in trajectories]
-    if not any(record["env"] for record in records):  # older versions read it, too
-        records = [{k: v for k, v in record.items() if k != "env"} for record in records]
     with atomic_path(path) as temporary:
         if temporary.suffix == ".parquet":
             _write_parquet(temporary, records)
@@ -210,7 +207,8 @@ def load_trajectories(path: str | Path) -> list[Trajectory]:
     trajectories = []
     for number, record in enumerate(read_records(path), start=1):
         try:
-            trajectories.append(_trajectory(_convert(record, json.loads) if is_parquet else record))
+            record = {k: json.loads(v) for k, v in record.items()} if is_parquet else record
+            trajectories.append(_trajectory(record))
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(
                 f"{path}, row {number}: not a trajectory ({type(error).__name__}: {error})."
@@ -245,10 +243,10 @@ def _fields(item: Transition | Trajectory) -> dict[str, Any]:
 def _trajectory(record: Mapping[str, Any]) -> Trajectory:
     steps = [
         Transition(**{**step, "logprobs": np.array(step["logprobs"], np.float32)})
-        for step in record[_STEPS]
+        for step in record["transitions"]
     ]
     stop_reason = StopReason(record["stop_reason"])
-    return Trajectory(**{**record, _STEPS: steps, "stop_reason": stop_reason})
+    return Trajectory(**{**record, "transitions": steps, "stop_reason": stop_reason})
 
 
 def _plain(value: Any) -> Any:
@@ -260,31 +258,12 @@ def _plain(value: Any) -> Any:
     return repr(value)
 
 
-# In Parquet, tokens and flags are columns. Text and free-form values are JSON, because Parquet's
-# strings cannot hold lone surrogates and its structs no free keys.
-_STEPS: Final = "transitions"
-_COLUMNS: Final = ("prompt_ids", "completion_ids", "logprobs", "terminated", "truncated")
-
-
-def _convert(record: Mapping[str, Any], convert: Callable[[Any], Any]) -> dict[str, Any]:
-    """Convert the values that are JSON text in Parquet, to it or back."""
-    converted = {k: v if k in _COLUMNS else convert(v) for k, v in record.items() if k != _STEPS}
-    if _STEPS in record:
-        converted[_STEPS] = [_convert(step, convert) for step in record[_STEPS]]
-    return converted
-
-
 def _write_parquet(path: Path, records: list[dict[str, Any]]) -> None:
+    """Write a column of JSON per field: Parquet's strings cannot hold lone surrogates."""
     import pyarrow as pa
     import pyarrow.parquet
 
-    integers, reals, flag = pa.list_(pa.int64()), pa.list_(pa.float32()), pa.bool_()
-    kinds = dict(zip(_COLUMNS, (integers, integers, reals, flag, flag), strict=True))
-    names = [field.name for field in dataclasses.fields(Transition)]
-    transition = pa.struct([(name, kinds.get(name, pa.string())) for name in names])
-    names = [f.name for f in dataclasses.fields(Trajectory) if all(f.name in r for r in records)]
-    steps = pa.list_(transition)
-    schema = pa.schema([(name, steps if name == _STEPS else pa.string()) for name in names])
-    write = functools.partial(json.dumps, default=_plain)
-    table = pa.Table.from_pylist([_convert(record, write) for record in records], schema=schema)
-    pyarrow.parquet.write_table(table, path)
+    names = [field.name for field in dataclasses.fields(Trajectory)]
+    columns = [[json.dumps(record[name], default=_plain) for record in records] for name in names]
+    arrays = [pa.array(column, pa.string()) for column in columns]
+    pyarrow.parquet.write_table(pa.table(arrays, names), path)
