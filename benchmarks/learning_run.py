@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import gymnasium as gym
-import numpy as np
 from transformers import AutoModelForCausalLM, TrainerCallback
 
 from agent_envs.data.files import write_json
@@ -25,7 +24,6 @@ from agent_trainers import TINY_POLICY
 from agent_trainers.cli.train import make_trainer
 from agent_trainers.cli.train_options import parse_arguments
 from agent_trainers.policies import Generation, GenerationRequest, Policy, PolicyWrapper
-from agent_trainers.policies.control_tokens import ControlTokens
 from agent_trainers.policies.local import transformers_policy
 from agent_trainers.rollout.evaluation import evaluate_policy
 from benchmarks.performance.models import load_tokenizer
@@ -105,39 +103,15 @@ class EnvironmentStepBudget(TrainerCallback):  # type: ignore[misc]
         control.should_training_stop = self.share_spent >= 1.0 or success >= self._until
 
 
-class CompletionTokens(TrainerCallback):  # type: ignore[misc]
-    """Count the sampled tokens of a trainer of ours, including branches."""
-
-    def __init__(self, trainer: Any) -> None:
-        """Count the batches of `trainer`."""
-        self._trainer, self.count = trainer, 0
-
-    def on_step_end(self, *_: Any, **__: Any) -> None:
-        """Count the batch."""
-        for trajectory in self._trainer.trajectories["train"]:
-            self.count += sum(trajectory.lengths[trajectory.start :])
-
-
 class NaiveRAG(PolicyWrapper):
     """Search once with the question itself, then take the model's next text as the answer."""
-
-    def __init__(self, model: Policy, tokenizer: Any) -> None:
-        """Wrap the answering model; the tokenizer encodes the search as if the model wrote it."""
-        super().__init__(model)
-        self._tokenizer, self._control_tokens = tokenizer, ControlTokens(tokenizer)
 
     def before(self, request: GenerationRequest) -> GenerationRequest | Generation:
         """Search in the first turn of a question."""
         if any(message["role"] == "assistant" for message in request.messages):
             return request
-        text = _FORMAT.write_call("search", {"query": request.messages[-1]["content"]})
-        ids = [*self._control_tokens.encode_text(text), self._tokenizer.eos_token_id]
-        return Generation(
-            prompt_ids=self.policy.encode(request) or [],
-            completion_ids=ids,
-            logprobs=np.zeros(len(ids), np.float32),
-            text=text,
-        )
+        question = request.messages[-1]["content"]
+        return Generation(text=_FORMAT.write_call("search", {"query": question}))
 
     def after(self, request: GenerationRequest, generation: Generation) -> Generation:
         """Format the generated text as the answer."""
@@ -150,22 +124,20 @@ def run(spec: LearningRun, folder: Path) -> dict[str, Any]:
     """Train and evaluate as `spec` says; write and return the result."""
     started = time.perf_counter()
     curve: list[tuple[int, float]] = []
-    num_tokens: int | None = None
     if spec.method == "base":
         model = AutoModelForCausalLM.from_pretrained(TINY_POLICY)
     else:
-        model, curve, num_tokens = train(spec, folder)
+        model, curve = train(spec, folder)
     model.eval()
     policy: Policy = transformers_policy(
         model, load_tokenizer(), max_new_tokens=MAX_NEW_TOKENS, max_batch_size=spec.num_tasks
     )
     if spec.is_naive_rag:
-        policy = NaiveRAG(policy, load_tokenizer())
+        policy = NaiveRAG(policy)
     result = {
         "run": asdict(spec),
         "scores": {name: evaluate(policy, name, spec) for name in spec.columns},
         "curve": curve,
-        "completion_tokens": num_tokens,
         "seconds": round(time.perf_counter() - started, 1),
     }
     write_json(folder / "result.json", result)
@@ -193,30 +165,23 @@ def train_options(
     ]  # fmt: skip
 
 
-def train(spec: LearningRun, folder: Path) -> tuple[Any, list[tuple[int, float]], int | None]:
-    """Train the embedded policy until the budget is spent.
-
-    Returns the model, the learning curve, and the number of sampled tokens, which TRL's trainer
-    does not report (None).
-    """
+def train(spec: LearningRun, folder: Path) -> tuple[Any, list[tuple[int, float]]]:
+    """Train the embedded policy until the budget is spent; return model and learning curve."""
     options = train_options(
         method=["--algorithm", "grpo" if spec.method == "trl" else spec.method],
         env=MULTI_HOP, env_kwargs=spec.env_kwargs, seed=spec.seed, budget=spec.budget,
         num_episodes=NUM_EPISODES, folder=folder,
     )  # fmt: skip
     settings, config = parse_arguments([*options, *spec.options])
-    tokens: CompletionTokens | None = None
     if spec.method == "trl":
         trainer, last_batch = make_trl_trainer(MULTI_HOP, spec.env_kwargs, config, load_tokenizer())
     else:
         trainer, _ = make_trainer(settings, config)
         last_batch = functools.partial(batch_of, trainer)
-        tokens = CompletionTokens(trainer)
-        trainer.add_callback(tokens)
     budget = EnvironmentStepBudget(spec.budget, last_batch)
     trainer.add_callback(budget)
     trainer.train()
-    return trainer.model, budget.curve, None if tokens is None else tokens.count
+    return trainer.model, budget.curve
 
 
 def evaluate(policy: Policy, column: str, spec: LearningRun) -> float:

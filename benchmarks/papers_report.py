@@ -102,7 +102,6 @@ def _row(name: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "scores": {column: [run["scores"][column] for run in runs] for column in runs[0]["scores"]},
         "curves": [run["curve"] for run in runs],
         "environment_steps": [run["curve"][-1][0] if run["curve"] else 0 for run in runs],
-        "completion_tokens": [n for run in runs if (n := run.get("completion_tokens"))],
         "commands": [run["command"] for run in runs],
     }
 
@@ -131,12 +130,7 @@ def _table(rows: Sequence[Row]) -> str:
     columns = list(rows[0]["scores"])
     lines = []
     for row in rows:
-        tokens = row["completion_tokens"]
-        lines.append([
-            row["method"],
-            *map(mean_text, row["scores"].values()),
-            mean_text(_by_seed(row["scores"])),
-            f"{statistics.fmean(row['environment_steps']):,.0f}",
-            f"{statistics.fmean(tokens):,.0f}" if tokens else "",
-        ])  # fmt: skip
-    return markdown_table(["method", *columns, "mean", "environment steps", "tokens"], lines)
+        scores = [*row["scores"].values(), _by_seed(row["scores"])]
+        steps = f"{statistics.fmean(row['environment_steps']):,.0f}"
+        lines.append([row["method"], *map(mean_text, scores), steps])
+    return markdown_table(["method", *columns, "mean", "environment steps"], lines)

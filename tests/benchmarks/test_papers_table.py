@@ -96,5 +96,4 @@ def test_a_learning_run_trains_and_evaluates(tmp_path):
     assert result["run"] == asdict(spec)
     assert result["scores"].keys() == {"one hop"}
     assert result["curve"][-1][0] >= 8
-    assert result["completion_tokens"] > 0
     assert json.loads((tmp_path / "result.json").read_text())["scores"] == result["scores"]
