@@ -1,14 +1,12 @@
 """Policies that sample tokens: a chat template in front of a function that completes prompts."""
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, Final
 
 import numpy as np
 import torch
-from transformers import AutoConfig, GenerationConfig
 
-from agent_envs.core.lookup import require_extra
 from agent_envs.core.messages import Message
 from agent_trainers.policies.models import find_model, load_model, load_tokenizer
 from agent_trainers.policies.policy import (
@@ -21,11 +19,10 @@ from agent_trainers.policies.policy import (
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.policies.sampling import Completion, SamplingSettings, sample
 from agent_trainers.policies.served import ServerClient
-from agent_trainers.policies.slots import Finish, Prompt, SlotStream, can_serve
+from agent_trainers.policies.slots import ModelContext, SlotStream, can_serve
 from agent_trainers.recipes import find_turn_length
 
 _TINY_VOCABULARY: Final = 1000
-MakeStream = Callable[[Prompt, Finish], GenerationStream]
 Complete = Callable[[list[list[int]], list[np.random.Generator]], list[Completion]]
 
 
@@ -36,29 +33,34 @@ class TokenPolicy(Policy):
         self,
         renderer: ChatRenderer,
         complete: Complete,
+        settings: SamplingSettings,
         *,
-        eos_token_ids: Sequence[int],
         max_prompt_tokens: int,
-        make_stream: MakeStream | None = None,
-        settings: SamplingSettings | None = None,
+        slot_model: ModelContext | None = None,
+        max_slots: int = 2**31,
     ) -> None:
         """Combine a renderer and a function that samples one completion per prompt.
 
         `complete` is called once per `generate`, even without prompts, so that collective backends
-        stay in step. States longer than `max_prompt_tokens` are an ``overflow``. `make_stream`
-        makes the stream of a rollout from functions for the prompt of a request and the action of
-        a completion, if it is not the default one.
+        stay in step. States longer than `max_prompt_tokens` are an ``overflow``. Rollouts sample in
+        at most `max_slots` slots of the model in the context `slot_model`, if there is one.
         """
-        self.sampling = settings.distribution if settings is not None else {}
-        self._renderer, self._complete, self._make_stream = renderer, complete, make_stream
-        self._eos_token_ids = frozenset(eos_token_ids)
+        self.sampling = settings.distribution
+        self._renderer, self._complete, self._settings = renderer, complete, settings
         self._max_prompt_tokens = max_prompt_tokens
+        self._slot_model, self._max_slots = slot_model, max_slots
 
     def open_stream(self) -> GenerationStream:
         """Return the stream for the episodes of one rollout."""
-        if self._make_stream is None:
+        if self._slot_model is None:
             return super().open_stream()
-        return self._make_stream(self.encode, self._generation)
+        return SlotStream(
+            self._slot_model,
+            self.encode,
+            self._generation,
+            self._settings,
+            max_slots=self._max_slots,
+        )
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         """Return one generation per request, in order."""
@@ -93,7 +95,8 @@ class TokenPolicy(Policy):
     def _generation(self, prompt: list[int], completion: Completion | None) -> Generation:
         if completion is None:
             return Generation(text="", prompt_ids=prompt, finish_reason="overflow")
-        is_finished = completion.token_ids[-1:] and completion.token_ids[-1] in self._eos_token_ids
+        last = completion.token_ids[-1:]
+        is_finished = last and last[0] in self._settings.eos_token_ids
         return Generation(
             prompt_ids=prompt,
             completion_ids=completion.token_ids,
@@ -126,10 +129,9 @@ def transformers_policy(
     is_tiny = model.config.get_text_config().vocab_size < _TINY_VOCABULARY
     if not is_tiny and torch.accelerator.is_available():
         model.to(torch.accelerator.current_accelerator())
-    eos_token_ids = eos_ids(model.generation_config.eos_token_id, tokenizer)
     settings = SamplingSettings(
         max_new_tokens=max_new_tokens or (24 if is_tiny else 512),
-        eos_token_ids=eos_token_ids,
+        eos_token_ids=eos_ids(model.generation_config.eos_token_id, tokenizer),
         pad_token_id=tokenizer.pad_token_id or 0,
         **sampling,
     )
@@ -141,18 +143,13 @@ def transformers_policy(
             completions += sample(model, prompts[i:j], rngs[i:j], settings)
         return completions
 
-    def make_stream(prompt: Prompt, finish: Finish) -> GenerationStream:
-        return SlotStream(
-            lambda: nullcontext(model), prompt, finish, settings, max_slots=max_batch_size
-        )
-
     return TokenPolicy(
         ChatRenderer(tokenizer, chat_template_kwargs),
         complete,
-        eos_token_ids=eos_token_ids,
+        settings,
         max_prompt_tokens=context_length(model) - settings.max_new_tokens,
-        make_stream=make_stream if can_serve(model, settings) else None,
-        settings=settings,
+        slot_model=(lambda: nullcontext(model)) if can_serve(model, settings) else None,
+        max_slots=max_batch_size,
     )
 
 
@@ -175,65 +172,6 @@ def load_policy(
     if max_new_tokens is None and (trained_for := find_turn_length(folder)) is not None:
         max_new_tokens = trained_for.tokens
     return transformers_policy(model, tokenizer, max_new_tokens=max_new_tokens, **options)
-
-
-def vllm_policy(
-    model: str,
-    *,
-    max_new_tokens: int,
-    temperature: float = 1.0,
-    top_p: float = 1.0,
-    max_model_len: int | None = None,
-    chat_template_kwargs: Mapping[str, Any] | None = None,
-) -> TokenPolicy:
-    """Load a model into vLLM's offline engine and make a policy of it; for evaluation.
-
-    `temperature` 0 is greedy decoding. vLLM reserves memory for a sequence of `max_model_len`
-    tokens, by default the context length of the model.
-    """
-    require_extra("vllm", "The backend vllm", "vllm")
-    from vllm import LLM, SamplingParams
-
-    tokenizer = load_tokenizer(model)
-    length = max_model_len or context_length(AutoConfig.from_pretrained(model))
-    llm = LLM(model=model, max_model_len=length)
-    declared = None
-    with suppress(OSError):  # some models have no generation config
-        declared = GenerationConfig.from_pretrained(model).eos_token_id
-    eos_token_ids = eos_ids(declared, tokenizer)
-
-    def complete(prompts: list[list[int]], rngs: list[np.random.Generator]) -> list[Completion]:
-        settings = [
-            SamplingParams(
-                max_tokens=max_new_tokens,
-                temperature=temperature,
-                top_p=top_p,
-                seed=int(rng.integers(2**31)),
-                logprobs=0,  # of the sampled token only
-                stop_token_ids=list(eos_token_ids),
-            )
-            for rng in rngs
-        ]
-        inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
-        outputs = llm.generate(inputs, settings, use_tqdm=False) if inputs else []
-        turns = [output.outputs[0] for output in outputs]
-        return [
-            Completion(
-                token_ids=list(turn.token_ids),
-                logprobs=np.array(
-                    [of[id].logprob for id, of in zip(turn.token_ids, turn.logprobs, strict=True)],
-                    np.float32,
-                ),
-            )
-            for turn in turns
-        ]
-
-    return TokenPolicy(
-        ChatRenderer(tokenizer, dict(chat_template_kwargs or {})),
-        complete,
-        eos_token_ids=eos_token_ids,
-        max_prompt_tokens=length - max_new_tokens,
-    )
 
 
 class VLLMServerPolicy(TokenPolicy):
@@ -283,9 +221,8 @@ class VLLMServerPolicy(TokenPolicy):
         super().__init__(
             renderer,
             self._complete_all,
-            eos_token_ids=settings.eos_token_ids,
+            settings,
             max_prompt_tokens=int(max_model_length) - settings.max_new_tokens,
-            settings=settings,
         )
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from agent_trainers.policies.local import TokenPolicy, context_length
 from agent_trainers.policies.policy import Schemas
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.policies.sampling import Completion, SamplingSettings, sample
-from agent_trainers.policies.slots import Finish, Prompt, SlotStream, can_serve
+from agent_trainers.policies.slots import can_serve
 from agent_trainers.trainers.scorer import without_dropout
 
 
@@ -67,14 +67,10 @@ class TrainerGenerator:
         return TokenPolicy(
             renderer,
             self._complete,
-            eos_token_ids=self.settings.eos_token_ids,
+            self.settings,
             max_prompt_tokens=min(max_prompt_tokens, args.max_prompt_length or max_prompt_tokens),
-            make_stream=self._open_slots if has_slots else None,
-            settings=self.settings,
+            slot_model=self._model_context if has_slots else None,
         )
-
-    def _open_slots(self, prompt: Prompt, finish: Finish) -> SlotStream:
-        return SlotStream(self._model_context, prompt, finish, self.settings, max_slots=2**31)
 
     @contextmanager
     def _model_context(self) -> Iterator[Any]:

@@ -1,7 +1,5 @@
 """Agents on a model: the embedded policy, and servers."""
 
-import shutil
-
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -13,7 +11,6 @@ from agent_trainers.policies import Usage
 from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.trajectory import StopReason
 from tests.agent_trainers.chat_server import chat_server, refuses, says
-from tests.agent_trainers.vllm_engine import install_vllm
 
 MODEL = {"model": str(TINY_POLICY), "concurrency": 8}
 MULTI_HOP, ARITHMETIC = "AgentR1/SyntheticMultiHop-v0", "AgentR1/SyntheticArithmetic-v0"
@@ -60,7 +57,7 @@ def test_the_model_is_called_once_per_turn_and_a_search_by_plan_costs_nothing():
     [
         ("react", MODEL | {"temprature": 1}, UnknownNameError, "Did you mean 'temperature'"),
         ("react", {}, ConfigurationError, "Setting 'model' of react"),
-        ("react", MODEL | {"backend": "vlm"}, ConfigurationError, "Setting 'backend' of react"),
+        ("react", MODEL | {"dtype": "int"}, ConfigurationError, "Setting 'dtype' of react"),
         ("best_of_n", MODEL | {"temperature": 0}, ConfigurationError, "temperature 0"),
         ("reflexion", MODEL | {"trials": 0}, ConfigurationError, "'trials' of reflexion"),
         ("checkpoint", {"model": "no/where"}, ConfigurationError, "no model in no/where"),
@@ -138,14 +135,3 @@ def test_an_infrastructure_failure_during_reflection_fails_the_episode():
     assert not episode.trajectory.is_scorable
     assert "status 400: no" in episode.trajectory.error
     assert [t.action for t in episode.attempts[0].transitions] == ["<answer>x</answer>"]
-
-
-def test_turns_on_vllm_have_the_length_of_the_training(monkeypatch, tmp_path):
-    engine = install_vllm(monkeypatch)
-    model = shutil.copytree(TINY_POLICY, tmp_path / "model")
-    (model / "recipe.yaml").write_text("max_completion_length: 7\n")
-    settings = {"model": str(model), "backend": "vllm", "temperature": 0.5}
-    (played,) = run_agent("base_tool_call", settings, count=1)
-    asked = [setting for _, settings in engine.calls for setting in settings]
-    assert {(one.max_tokens, one.temperature) for one in asked} == {(7, 0.5)}
-    assert played.usage.completion_tokens > 0

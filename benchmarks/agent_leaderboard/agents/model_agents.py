@@ -1,4 +1,4 @@
-"""Agents on a model: local, in vLLM, or served.
+"""Agents on a model, local or served.
 
 `base_tool_call` lets the model call the tools without training for the task; `react` does so in
 ReAct's format (Yao et al., arXiv 2210.03629), `checkpoint` with a trained model. `naive_rag` and
@@ -45,8 +45,6 @@ class ModelSettings:
 
     model: str
     """Name or folder; with `base_url` the name on the server."""
-    backend: Literal["transformers", "vllm"] = "transformers"
-    """Engine of a local model."""
     base_url: str | None = None
     """OpenAI-compatible server."""
     api_key_env: str | None = None
@@ -110,8 +108,8 @@ def read_settings(kind: type[Settings], settings: Mapping[str, Any], agent: str)
 def open_policy(settings: ModelSettings, tool_format: ToolFormat) -> Iterator[Policy]:
     """Yield a policy for environments with this tool format."""
     if settings.base_url is None:
-        names = ("model", "backend", "dtype", "concurrency", "chat_template_kwargs",
-                 "temperature", "top_p", "max_new_tokens")  # fmt: skip
+        names = ("model", "dtype", "concurrency", "chat_template_kwargs", "temperature", "top_p",
+                 "max_new_tokens")  # fmt: skip
         yield _local_policy(json.dumps({name: getattr(settings, name) for name in names}))
         return
     from agent_trainers.policies.served import OpenAIPolicy
@@ -134,24 +132,13 @@ def open_policy(settings: ModelSettings, tool_format: ToolFormat) -> Iterator[Po
 def _local_policy(settings: str) -> Policy:
     """Load a model by its settings, as JSON; agents with the same model share it."""
     options: dict[str, Any] = json.loads(settings)
-    model, backend = options.pop("model"), options.pop("backend")
-    if backend == "vllm":
-        from agent_trainers.policies.local import vllm_policy
-        from agent_trainers.recipes import find_turn_length
-
-        trained_for = find_turn_length(model)
-        usual = DEFAULT_MAX_NEW_TOKENS if trained_for is None else trained_for.tokens
-        options["max_new_tokens"] = options["max_new_tokens"] or usual
-        del options["concurrency"]  # the engine chooses its batches
-        if options.pop("dtype") != "auto":
-            raise ConfigurationError(f"{model}: vllm uses the saved dtype; leave dtype out.")
-        return vllm_policy(model, **options)
     from transformers.utils.logging import disable_progress_bar
 
     from agent_trainers.policies.local import load_policy
 
     disable_progress_bar()  # of loading
-    return load_policy(model, max_batch_size=options.pop("concurrency"), **options)
+    batch = options.pop("concurrency")
+    return load_policy(options.pop("model"), max_batch_size=batch, **options)
 
 
 def _run_once(model: Policy, run: Collect, specs: Sequence[EpisodeSpec]) -> list[PlayedEpisode]:
