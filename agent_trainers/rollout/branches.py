@@ -7,7 +7,7 @@ and saved like any other.
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,8 @@ from agent_envs.core.replay import replay
 from agent_envs.errors import ConfigurationError, ReplayError, SnapshotError
 from agent_trainers.policies.policy import Policy, Usage
 from agent_trainers.rollout.environments import lend_tokenizer, read_reset
-from agent_trainers.rollout.episode import Episode, EpisodeSpec, StateCache
+from agent_trainers.rollout.episode import Episode, EpisodeSpec
+from agent_trainers.rollout.saved_states import StateStore
 from agent_trainers.trajectory import StopReason, Trajectory
 
 RecordedState = tuple[Trajectory, int]
@@ -35,8 +36,6 @@ class Branches:
     """Recorded steps that each branch replayed to reach its state."""
     usage: Usage
     """Model calls and tokens of the branches."""
-    unreachable: Mapping[str, SnapshotError]
-    """Environments none of whose states could be reached, by name, with the reason."""
 
     @property
     def environment_steps(self) -> int:
@@ -138,7 +137,7 @@ def plan_branches(
     *,
     rng: Rngs,
     policy: Policy,
-    source: StateCache | None,
+    source: StateStore | None,
 ) -> list[list[BranchEpisode]]:
     """Return the branches of each state.
 
@@ -173,10 +172,3 @@ def plan_branches(
             ]
         )  # fmt: skip
     return planned
-
-
-def find_unreachable(branches: Sequence[BranchEpisode]) -> dict[str, SnapshotError]:
-    """Return the environments none of whose states could be reached, with the reason."""
-    reached = {branch.spec.env for branch in branches if branch.refusal is None}
-    return {b.spec.env: b.refusal for b in reversed(branches)
-            if b.refusal is not None and b.spec.env not in reached}  # fmt: skip

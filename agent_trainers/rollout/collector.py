@@ -19,7 +19,6 @@ from agent_trainers.rollout.branches import (
     Branches,
     RecordedState,
     Rngs,
-    find_unreachable,
     plan_branches,
 )
 from agent_trainers.rollout.environments import (
@@ -28,7 +27,8 @@ from agent_trainers.rollout.environments import (
     is_immediate,
     lend_tokenizer,
 )
-from agent_trainers.rollout.episode import Episode, EpisodeSpec, StateCache
+from agent_trainers.rollout.episode import Episode, EpisodeSpec
+from agent_trainers.rollout.saved_states import StateStore
 from agent_trainers.trajectory import StopReason, Trajectory
 
 MAX_BRANCHES_AT_ONCE: Final = 64
@@ -66,7 +66,7 @@ class Rollout:
         episode_timeout: float | None = None,
         group_quorum: float = 1.0,
         is_any_active: Callable[[bool], bool] | None = None,
-        states: StateCache | None = None,
+        states: StateStore | None = None,
     ) -> None:
         """Run `policy` in environments made by `make_env`.
 
@@ -129,30 +129,17 @@ class Rollout:
             ConfigurationError: If a state cannot be branched, as its trajectory has no seed.
             SnapshotError: If no state can be reached, because the environment reaches others.
         """
-        branches = self.try_branches(states, k, rng=rng)
-        pairs = zip(states, branches.continuations, strict=True)
-        envs = {trajectory.env for (trajectory, _), continuations in pairs if continuations}
-        if envs and envs == branches.unreachable.keys():
-            raise next(iter(branches.unreachable.values()))
-        return branches
-
-    def try_branches(
-        self, states: Sequence[RecordedState], k: int | Sequence[int], *, rng: Rngs
-    ) -> Branches:
-        """Do what `branch_many` does, and report unreachable environments instead of raising.
-
-        Raises:
-            ConfigurationError: As in `branch_many`.
-        """
         planned = plan_branches(states, k, rng=rng, policy=self._policy, source=self.states)
         branches = [branch for same in planned for branch in same]
         limits = _Limits(self._limits.step_timeout, self._limits.episode_timeout, 1.0)
         self._run(branches, self._branch_envs, limits, MAX_BRANCHES_AT_ONCE)
+        refusals = [branch.refusal for branch in branches if branch.refusal is not None]
+        if refusals and len(refusals) == len(branches):
+            raise refusals[0]
         return Branches(
             continuations=[[branch.trajectory() for branch in same] for same in planned],
             replays=[[branch.replayed_steps for branch in same] for same in planned],
             usage=sum((branch.usage for branch in branches), Usage()),
-            unreachable=find_unreachable(branches),
         )
 
     def close(self) -> None:

@@ -1,15 +1,15 @@
 """One episode of a rollout: its specification, and its transitions so far."""
 
 import traceback
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 
 from agent_envs.core.async_bridge import resolve
 from agent_trainers.policies.policy import Generation, GenerationRequest, Usage
 from agent_trainers.rollout.environments import TextEnv, read_reset, read_step, template_tools
+from agent_trainers.rollout.saved_states import StateStore
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
 
 MAX_ACTION_CHARS: Final = 2_000
@@ -32,21 +32,6 @@ class EpisodeSpec:
     """The name of the environment, where there are several."""
 
 
-class StateCache(Protocol):
-    """Snapshots of environments, by which branches return to a state without a replay."""
-
-    def save(
-        self, env: TextEnv, spec: EpisodeSpec, actions: Sequence[str], info: dict[str, Any]
-    ) -> None:
-        """Save the state that `actions` led to."""
-
-    def restore(self, env: TextEnv, trajectory: Trajectory, step: int) -> dict[str, Any] | None:
-        """Restore the state before `step` and return its info; None if it is not saved."""
-
-    def clear(self) -> None:
-        """Drop all states."""
-
-
 @dataclass(slots=True)
 class Episode:
     """A running episode."""
@@ -56,7 +41,7 @@ class Episode:
     spec: EpisodeSpec
     env: TextEnv = field(init=False, repr=False)
     """Its environment, from the start of the episode."""
-    states: StateCache | None = None
+    states: StateStore | None = None
     """Where its states are saved; None where they are not."""
     info: dict[str, Any] = field(default_factory=dict)
     """``info`` of the current state."""

@@ -20,10 +20,10 @@ from torch.nn.utils.rnn import pad_sequence
 from agent_envs.errors import RolloutError
 from agent_trainers.algorithms.episodes import discount
 from agent_trainers.experimental.branching.branch_estimators import allocate_branches
-from agent_trainers.experimental.branching.saved_states import key_before
 from agent_trainers.rollout.branches import RecordedState
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.episode import EpisodeSpec
+from agent_trainers.rollout.saved_states import key_before
 from agent_trainers.trajectory import Trajectory, Transition
 from benchmarks.credit.true_advantages import CreditBatch, CreditEpisode
 

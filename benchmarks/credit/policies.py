@@ -22,12 +22,12 @@ from agent_trainers import TINY_POLICY
 from agent_trainers.cli.environments import count_tasks, environment_maker
 from agent_trainers.cli.train import make_trainer
 from agent_trainers.cli.train_options import parse_arguments
-from agent_trainers.experimental.branching.saved_states import StateStore
 from agent_trainers.policies.local import transformers_policy
 from agent_trainers.policies.models import load_model, load_tokenizer
 from agent_trainers.recipes import MODEL_RECIPE, find_turn_length
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.episode import EpisodeSpec
+from agent_trainers.rollout.saved_states import StateStore
 from agent_trainers.tiny_policy.make import EnvironmentSource, make_tiny_policy, write_recipe
 from benchmarks.credit.measure import FittedCritic, Measurement
 from benchmarks.credit.true_advantages import CreditBatch

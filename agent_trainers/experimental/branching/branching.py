@@ -8,10 +8,10 @@ import numpy as np
 from agent_envs.errors import ConfigurationError, SnapshotError
 from agent_trainers.algorithms.advantages import find_estimator
 from agent_trainers.experimental.branching.branch_estimators import allocate_branches
-from agent_trainers.experimental.branching.saved_states import StateStore
 from agent_trainers.monitoring.episode_statistics import summarise
 from agent_trainers.rollout.branches import RecordedState
 from agent_trainers.rollout.episode import EpisodeSpec
+from agent_trainers.rollout.saved_states import StateStore
 from agent_trainers.trainers.extensions import Extension
 from agent_trainers.trajectory import Trajectory
 
@@ -34,7 +34,7 @@ class Branching(Extension):
             raise ConfigurationError(f"budget must be a number of at least 0, not {budget}.")
         self._budget = budget
         self.replayed_steps = 0
-        self._reachable: set[str] = set()
+        self._reaches_states = False
 
     def attach(self, trainer: Any) -> None:
         """Take part in the run of `trainer`."""
@@ -42,7 +42,7 @@ class Branching(Extension):
         self._trains_branches = bool(getattr(find_estimator(name), "trains_branches", False))
         rollout = trainer.rollouts.collectors["train"]
         problem = None
-        if not hasattr(rollout, "try_branches"):
+        if not hasattr(rollout, "branch_many"):
             problem = "Branching restores states of an environment, which programs do not have."
         elif not getattr(find_estimator(name), "uses_branches", False):
             problem = f"Branching does nothing with advantage_estimator={name!r}."
@@ -96,7 +96,7 @@ class Branching(Extension):
         """Run one round of branches and append them to the families of their episodes.
 
         Raises:
-            SnapshotError: In all processes, if no state of an environment was reached in this run.
+            SnapshotError: In all processes, if no state was reached in this run.
         """
         processes, args = self.trainer.processes, self.trainer.args
         own = [trajectory for family in families for trajectory in family]
@@ -125,19 +125,19 @@ class Branching(Extension):
                 rngs.append(np.random.default_rng(place))
                 ks.append(per_step[t])
                 owners.append(families[f])
-        branches = self._rollout.try_branches(states, ks, rng=rngs)
-        self.replayed_steps += sum(processes.all_gather(branches.replayed_steps))
-        refusals = [
-            (name, str(branches.unreachable.get(name, "")))
-            for name in {trajectory.env for trajectory, _ in states}
-        ]
-        refusals = processes.all_gather_objects(refusals)
-        self._reachable |= {name for name, refusal in refusals if not refusal}
-        for name, refusal in refusals:
-            if name not in self._reachable:
-                raise SnapshotError(
-                    f"advantage_estimator={args.advantage_estimator!r} restores states, but: "
-                    f"{refusal} Or use another estimator, such as grpo_step."
-                )
-        for family, continuations in zip(owners, branches.continuations, strict=True):
-            family += continuations
+        found, refusal = None, ""
+        try:
+            found = self._rollout.branch_many(states, ks, rng=rngs)
+        except SnapshotError as error:
+            refusal = str(error)
+        refusals = processes.all_gather_objects([refusal] if states else [])
+        self._reaches_states |= "" in refusals
+        if refusals and not self._reaches_states:
+            raise SnapshotError(
+                f"advantage_estimator={args.advantage_estimator!r} restores states, but: "
+                f"{refusals[0]} Or use another estimator, such as grpo_step."
+            )
+        self.replayed_steps += sum(processes.all_gather(found.replayed_steps if found else 0))
+        if found is not None:
+            for family, continuations in zip(owners, found.continuations, strict=True):
+                family += continuations

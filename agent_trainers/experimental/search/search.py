@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Final
 
-from agent_trainers.experimental.branching.saved_states import StateStore
 from agent_trainers.experimental.values.process_value import ProcessValue
 from agent_trainers.policies.policy import Policy, Usage
 from agent_trainers.rollout.collector import OnEnd, Rollout
 from agent_trainers.rollout.environments import MakeEnv
 from agent_trainers.rollout.episode import EpisodeSpec
+from agent_trainers.rollout.saved_states import StateStore
 from agent_trainers.trajectory import Trajectory
 
 STRATEGIES: Final[Mapping[str, bool]] = {
@@ -131,7 +131,7 @@ class SearchRollout:
     def _continue_best(self, searches: Sequence[_Search]) -> None:
         places = [search.next_state() for search in searches]
         states = [(s.attempts[i], t) for s, (i, t) in zip(searches, places, strict=True)]
-        branches = self._rollout.try_branches(states, 1, rng=[s.spec.rng for s in searches])
+        branches = self._rollout.branch_many(states, 1, rng=[s.spec.rng for s in searches])
         for search, (attempt,), (replayed,) in zip(
             searches, branches.continuations, branches.replays, strict=True
         ):

@@ -27,9 +27,9 @@ from agent_trainers.cli.policies import (
     check_policy,
     open_policy,
 )
-from agent_trainers.experimental.branching.saved_states import StateStore
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.evaluation import plan_samples
+from agent_trainers.rollout.saved_states import StateStore
 from agent_trainers.trajectory import Trajectory
 
 PROGRAM: Final = "python -m agent_trainers.experimental.values"

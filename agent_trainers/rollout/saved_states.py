@@ -4,9 +4,8 @@ import hashlib
 import json
 import pickle
 import threading
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import gymnasium as gym
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
@@ -14,8 +13,10 @@ from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 from agent_envs.core.messages import Message
 from agent_envs.wrappers.awaited import Awaited
 from agent_envs.wrappers.potential_shaping import PotentialShaping
-from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from agent_trainers.rollout.episode import EpisodeSpec
 
 MAX_STATE_BYTES: Final = 2**28
 """Default bound of a store; dropped states are reached by replay."""
@@ -31,19 +32,19 @@ a snapshot holds the inner environment alone."""
 
 
 class StateStore:
-    """A thread-safe `StateCache` that drops the snapshots used longest ago."""
+    """Snapshots by state, for use from many threads; the oldest ones are dropped."""
 
     def __init__(self, max_bytes: int = MAX_STATE_BYTES) -> None:
         """Keep at most `max_bytes` of snapshots."""
         self._max_bytes = max_bytes
-        self._states: OrderedDict[str, tuple[bytes, dict[str, Any]]] = OrderedDict()
+        self._states: dict[str, tuple[bytes, dict[str, Any]]] = {}
         self._num_bytes = 0
         self._lock = threading.Lock()
 
     def save(
         self,
         env: gym.Env[Any, Any],
-        spec: EpisodeSpec,
+        spec: "EpisodeSpec",
         actions: Sequence[str],
         info: dict[str, Any],
     ) -> None:
@@ -59,8 +60,7 @@ class StateStore:
             self._num_bytes += len(saved) - len(self._states.pop(key, (b"",))[0])
             self._states[key] = saved, info
             while self._num_bytes > self._max_bytes:
-                _, (dropped, _) = self._states.popitem(last=False)
-                self._num_bytes -= len(dropped)
+                self._num_bytes -= len(self._states.pop(next(iter(self._states)))[0])
 
     def restore(
         self, env: gym.Env[Any, Any], trajectory: Trajectory, step: int
@@ -70,7 +70,6 @@ class StateStore:
         with self._lock:
             if key not in self._states:
                 return None
-            self._states.move_to_end(key)
             saved, info = self._states[key]
         snapshot, values = pickle.loads(saved)  # noqa: S301 - saved by this process
         env.unwrapped.restore(snapshot)  # type: ignore[attr-defined]
