@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import torch
@@ -79,8 +80,6 @@ def train_interleaved(
         for name, trainer in trainers.items()
     }
     try:
-        for side in sides.values():
-            side.start()
         steps = measure_interleaved(
             {name: side.step for name, side in sides.items()},
             rounds + 1,
@@ -98,40 +97,35 @@ class _Stopped(Exception):
 
 
 class _Side(TrainerCallback):  # type: ignore[misc]
-    """A trainer in its thread."""
+    """A trainer in its thread, which starts with the first step."""
 
     def __init__(self, trainer: Trainer, facts: Callable[[], dict[str, float]]) -> None:
         self._trainer, self._facts = trainer, facts
-        self._may_run, self._has_paused = threading.Semaphore(0), threading.Semaphore(0)
-        self._is_stopped = False
-        self._error: BaseException | None = None
+        self._may_run: SimpleQueue[bool] = SimpleQueue()
+        self._results: SimpleQueue[TimedStep | BaseException] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, daemon=True)
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(self)
 
-    def start(self) -> None:
-        """Run until the first step."""
-        self._thread.start()
-        self._wait()
-
     def step(self) -> TimedStep:
         """Run one step."""
-        self._may_run.release()
-        self._wait()
-        return self._timed
+        if self._thread.ident is None:
+            self._thread.start()
+        self._may_run.put(True)
+        result = self._results.get()
+        if isinstance(result, BaseException):
+            raise result
+        return result
 
     def stop(self) -> None:
         """End the thread."""
-        self._is_stopped = True
-        self._may_run.release()
+        self._may_run.put(False)
         if self._thread.ident is not None:
             self._thread.join()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Pause."""
-        self._has_paused.release()
-        self._may_run.acquire()
-        if self._is_stopped:
+        """Wait for the turn."""
+        if not self._may_run.get():
             raise _Stopped
         self._started = _now()
 
@@ -140,27 +134,18 @@ class _Side(TrainerCallback):  # type: ignore[misc]
         self._gradient_seconds = _now() - self._started
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Record the step."""
-        self._timed = TimedStep(
-            seconds=_now() - self._started,
-            gradient_seconds=self._gradient_seconds,
-            facts=self._facts(),
+        """Hand over the step."""
+        seconds = _now() - self._started
+        self._results.put(
+            TimedStep(seconds=seconds, gradient_seconds=self._gradient_seconds, facts=self._facts())
         )
 
     def _run(self) -> None:
         try:
             self._trainer.train()
-        except _Stopped:
-            pass
-        except BaseException as error:  # noqa: BLE001 - raised again by the waiting thread
-            self._error = error
-        finally:
-            self._has_paused.release()
-
-    def _wait(self) -> None:
-        self._has_paused.acquire()
-        if self._error is not None:
-            raise self._error
+            raise RuntimeError("The training has ended: max_steps must be rounds + 1.")
+        except BaseException as error:  # noqa: BLE001 - raised again by `step`
+            self._results.put(error)
 
 
 def _now() -> float:
