@@ -30,10 +30,6 @@ class SessionLost(ConnectionError):
     """The connection of a session ended, and with it the session."""
 
 
-class AtCapacity(OSError):
-    """A server has as many sessions as it allows."""
-
-
 class Client:
     """One session on one of several servers of the same environment."""
 
@@ -77,15 +73,11 @@ class Client:
                 else:
                     self.num_opened += 1
                     return
-            name = "connect_timeout"
-            if any(isinstance(failure, AtCapacity) for failure in failures):
-                name = "timeout"
-            limit: float = getattr(self, name)
-            if time.monotonic() + pause > started + limit:
+            if time.monotonic() + pause > started + self.connect_timeout:
                 raise ServerError(
-                    f"No server accepted the session within {limit:g} seconds: "
+                    f"No server accepted the session within {self.connect_timeout:g} seconds: "
                     f"{'; '.join(map(str, failures))}. Start one with python -m agent_envs serve "
-                    f"ID, or raise {name}=."
+                    "ID, or raise connect_timeout=."
                 )
             time.sleep(pause)
             pause = min(2 * pause, 1.0)
@@ -143,7 +135,7 @@ class Client:
                 text = f"{url} requires a token: set {TOKEN_VARIABLE} to that of the server."
                 raise ConfigurationError(text) from None
             if status == 503:
-                raise AtCapacity(f"{url}: all its sessions are in use") from error
+                raise OSError(f"{url}: all its sessions are in use (--max_sessions)") from error
             raise OSError(f"{url}: {error}") from error
         except (WebSocketException, OSError, ServerError, Refusal) as error:
             self.close()

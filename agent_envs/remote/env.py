@@ -44,8 +44,9 @@ class RemoteEnv(ToolEnv):
 
         Args:
             url: The server's URL, ``http://host:8000``; or several, of servers of the same.
-            connect_timeout: Seconds to wait for a server that answers, before an episode fails.
-            timeout: Seconds to wait for an answer, and for a free session.
+            connect_timeout: Seconds to wait for a server with a free session, before an episode
+                fails.
+            timeout: Seconds to wait for an answer.
             render_mode: See `ToolEnv`.
         """
         require_extra("serve", "AgentR1/Remote-v0", "websockets")
@@ -117,11 +118,6 @@ class RemoteEnv(ToolEnv):
     def reward_weights(self) -> Mapping[str, float]:
         """The weight of each reward term that is on."""
         return self.description["reward_weights"]  # type: ignore[no-any-return]
-
-    @property
-    def num_sessions(self) -> int:
-        """Number of sessions so far: more than one where servers ended some."""
-        return self._client.num_opened
 
     @property
     def is_immediate(self) -> bool:

@@ -49,7 +49,6 @@ class Session:
     def __init__(self, make_env: Callable[[], TextEnv], description: Mapping[str, Any]) -> None:
         """Start without an environment; the first reset makes it."""
         self.thread = Worker()
-        self.is_between_episodes = True
         self._make_env, self._description = make_env, description
         self._made: TextEnv | None = None
         self._env: TextEnv | None = None
@@ -121,7 +120,7 @@ class Session:
     ) -> Reply:  # fmt: skip
         assert self._made is not None  # noqa: S101 - a reset made it
         base: Any = self._made.unwrapped
-        self.is_between_episodes = is_over = bool(terminated or truncated)
+        is_over = bool(terminated or truncated)
         observation = {
             "text": text, "info": info, "terminated": bool(terminated),
             "truncated": bool(truncated), "metrics": base.metrics(),
@@ -146,8 +145,7 @@ class EnvironmentServer:
 
         Args:
             make_env: Makes an environment; called once more for each session.
-            max_sessions: Maximum number of sessions. Beyond it, a new one replaces the one that has
-                been between episodes for longest.
+            max_sessions: Maximum number of sessions; further clients are refused.
             idle_seconds: Time without a message after which a session ends.
             token: Token that clients have to send; None for none.
             with_reference: Whether clients may request the actions that solve a task.
@@ -155,7 +153,6 @@ class EnvironmentServer:
         self._make_env, self._max_sessions = make_env, max_sessions
         self._idle_seconds, self._token = idle_seconds, token
         self._sessions: set[Session] = set()
-        self._between_episodes: dict[Session, asyncio.Timeout] = {}  # the longest first
         env = make_env()
         self.description = _describe(env, with_reference=with_reference)
         env.close()
@@ -189,21 +186,19 @@ class EnvironmentServer:
         from starlette.responses import Response
         from starlette.websockets import WebSocketDisconnect
 
-        session = self._open()
-        if session is None:
+        if len(self._sessions) >= self._max_sessions:
             await websocket.send_denial_response(Response(status_code=503))
             return
+        session = Session(self._make_env, self.description)
+        self._sessions.add(session)
         reason, reply = "", None
         try:
             await websocket.accept()
             while True:
-                async with asyncio.timeout(self._idle_seconds) as limit:
+                async with asyncio.timeout(self._idle_seconds):
                     if reply is not None:
                         await websocket.send_text(reply)
-                    if session.is_between_episodes:
-                        self._between_episodes[session] = limit
                     event = await websocket.receive()
-                self._between_episodes.pop(session, None)
                 if event["type"] == "websocket.disconnect":
                     return
                 # A binary message becomes '', which is not JSON.
@@ -220,24 +215,8 @@ class EnvironmentServer:
         with contextlib.suppress(WebSocketDisconnect, RuntimeError):
             await websocket.close(1001 if reason else 1000, reason)
 
-    def _open(self) -> Session | None:
-        """Begin a session; at capacity, end one that is between episodes, or return None.
-
-        The client of the ended one opens another session for its next episode.
-        """
-        if len(self._sessions) >= self._max_sessions:
-            if not self._between_episodes:
-                return None
-            longest = next(iter(self._between_episodes))
-            self._sessions.discard(longest)
-            self._between_episodes.pop(longest).reschedule(asyncio.get_running_loop().time())
-        session = Session(self._make_env, self.description)
-        self._sessions.add(session)
-        return session
-
     def _end(self, session: Session) -> None:
         """End a session; it counts until its environment has returned and is closed."""
-        self._between_episodes.pop(session, None)
         loop = asyncio.get_running_loop()
         discard = partial(self._sessions.discard, session)
         closed = session.thread.submit(session.close)

@@ -119,7 +119,7 @@ def test_an_episode_survives_the_restart_of_its_server(serve, remote, place):
     env = remote(served)
     expected = run_two_episodes(gym.make(MULTI_HOP))
     assert run_two_episodes(env, lambda n: served.restart() if n == place else None) == expected
-    assert env.unwrapped.num_sessions == 2
+    assert env.unwrapped._client.num_opened == 2
 
 
 class PaysByCount(ToolEnv):
@@ -170,20 +170,13 @@ def test_sessions_go_to_the_server_with_the_fewest(serve, remote):
     assert [server.num_open for server in servers] == [3, 3, 3]
 
 
-def test_a_session_between_episodes_makes_room(serve, remote):
-    served = serve(MULTI_HOP, max_sessions=2)
-    envs = [remote(served) for _ in range(5)]
-    for env in envs:
-        env.reset(seed=0)
-        env.step(env.unwrapped.write_answer("x"))
-    envs[0].reset(seed=0)
-    local = gym.make(MULTI_HOP)
-    local.reset(seed=0)
-    local.step(local.unwrapped.write_answer("x"))
-    assert envs[1].reset() == local.reset()  # the generator continues in the new session
-    assert served.num_open == 2
+def test_a_full_server_refuses_further_sessions(serve, remote):
+    served = serve(MULTI_HOP, max_sessions=1)
+    first = remote(served)
     with pytest.raises(ServerError, match="all its sessions are in use"):
-        remote(served, timeout=0.2).reset(seed=0)
+        remote(served, connect_timeout=0.1)
+    first.close()
+    remote(served).reset(seed=0)
 
 
 def test_a_missing_server_is_an_error_after_the_timeout():
@@ -223,10 +216,10 @@ def test_an_action_that_ends_every_session_is_an_error(serve, remote, monkeypatc
     with pytest.raises(ServerError, match="4 sessions ended during a step"):
         env.step("poison")
     assert env.step("x")[4]["metrics"]["num_turns"] == 1
-    sessions = env.unwrapped.num_sessions
+    sessions = env.unwrapped._client.num_opened
     with pytest.raises(ServerError, match=r"16,777,\d+ bytes; the limit is 16,777,216"):
         env.step("x" * 2**24)
-    assert env.unwrapped.num_sessions == sessions
+    assert env.unwrapped._client.num_opened == sessions
 
 
 def test_a_server_that_hangs_is_a_timeout(serve, remote, monkeypatch):
