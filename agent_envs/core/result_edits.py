@@ -88,18 +88,7 @@ def swap_values(question: str, text: str, rng: np.random.Generator) -> list[Edit
     return []
 
 
-def misspell(question: str, text: str, rng: np.random.Generator) -> list[Edit]:
-    """Swap two letters inside a name, or two digits of a number."""
-    values = [value for value in _values(question, text) if len(set(value[1:])) > 1]
-    if not values:
-        return []
-    value = values[int(rng.integers(len(values)))]
-    places = [i for i in range(1, len(value) - 1) if value[i] != value[i + 1]]
-    i = places[int(rng.integers(len(places)))]
-    return [Edit(value, f"{value[:i]}{value[i + 1]}{value[i]}{value[i + 2 :]}")]
-
-
-ATTACKERS: Final[Mapping[str, Attacker]] = {"swap": swap_values, "misspell": misspell}
+ATTACKERS: Final[Mapping[str, Attacker]] = {"swap": swap_values}
 """Attackers without a model."""
 
 

@@ -8,7 +8,6 @@ from agent_envs.core.result_edits import (
     MAX_EDIT_CHARS,
     Edit,
     apply_edit,
-    misspell,
     swap_values,
 )
 from agent_envs.errors import ConfigurationError, UnknownNameError
@@ -38,15 +37,11 @@ def test_an_edit_changes_whole_words_once():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_attackers_change_values_that_are_not_in_the_question(seed):
+def test_swapped_values_are_those_that_are_not_in_the_question(seed):
     values = {"Norway", "1040", "Holm"}
     (swapped,) = swap_values("what is Oslo ?", TEXT, np.random.default_rng(seed))
     assert swapped.old != swapped.new
     assert {swapped.old, swapped.new} <= values
-    (misspelt,) = misspell("what is Oslo ?", TEXT, np.random.default_rng(seed))
-    assert misspelt.old in values
-    assert sorted(misspelt.old) == sorted(misspelt.new)
-    assert misspelt.old != misspelt.new
 
 
 def test_an_attacked_episode_has_other_results_and_equal_rewards():
@@ -88,8 +83,7 @@ def test_a_wrong_attack_is_refused(attack, error):
         gym.make("AgentR1/SyntheticMultiHop-v0", attack=attack)
 
 
-@pytest.mark.parametrize("attacker", [swap_values, misspell])
-def test_a_number_longer_than_an_edit_is_unchanged(attacker):
+def test_a_number_longer_than_an_edit_is_unchanged():
     digits = "12" * 5_000  # more than Python turns into a number
-    for edit in attacker("How many?", digits, np.random.default_rng(0)):
+    for edit in swap_values("How many?", digits, np.random.default_rng(0)):
         assert apply_edit(digits, edit) == digits
