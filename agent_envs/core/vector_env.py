@@ -15,92 +15,36 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import iterate
 
-from agent_envs.core.async_bridge import CallSession, Outcome, call_with_deadline
-from agent_envs.errors import ActionTypeError, ConfigurationError
+from agent_envs.core.async_bridge import CallSession, Outcome
 
 DEFAULT_STEP_TIMEOUT_SECONDS: Final = 300.0
 CLOSE_TIMEOUT_SECONDS: Final = 10.0
 
 _LOGGER = logging.getLogger(__name__)
-_CALLER_ERRORS: Final = (ActionTypeError, ConfigurationError, gym.error.Error)
 
 
 class _Member(gym.Wrapper[Any, Any, Any, Any]):
-    """An environment that is replaced if it fails; its calls run before their results are read."""
+    """An environment whose calls run before their results are read."""
 
-    def __init__(
-        self, number: int, make: Callable[[], gym.Env[Any, Any]], timeout: float | None
-    ) -> None:
-        self._number, self._make, self._timeout = number, make, timeout
-        self._seed: int | None = None
-        self._next_seed: int | None = None  # of a replacement
-        self._observation: Any = None
-        self.outcome: Outcome | None = None
-        super().__init__(make())
-
-    def reset_call(self, seed: int | None, options: dict[str, Any] | None) -> Callable[[], Any]:
-        self._seed = self._seed if seed is None else seed
-        seed = self._next_seed if seed is None else seed
-        return functools.partial(self.env.reset, seed=seed, options=options)
+    result: Any = None
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        report: dict[str, str] = {}
-        try:
-            self._observation, info = self._result(self.reset_call(seed, options))
-        except _CALLER_ERRORS:
-            raise
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code
-            report = self._replace(error, seed)
-            self._observation, info = self._result(self.reset_call(seed, options))
-        self._next_seed = None
-        return self._observation, info | report
+        result, self.result = self.result, None
+        return result or self.env.reset(seed=seed, options=options)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        try:
-            result: tuple[Any, Any, bool, bool, dict[str, Any]] = self._result(None)
-        except _CALLER_ERRORS:
-            raise
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code
-            return self._observation, 0.0, False, True, self._replace(error)
-        self._observation = result[0]
-        return result
-
-    def _result(self, function: Any) -> Any:
-        """Return the result of the call that has run; without one, call `function`."""
-        outcome, self.outcome = self.outcome, None
-        if outcome is None:
-            return call_with_deadline(function, self._timeout)
-        if outcome.error is not None:
-            raise outcome.error
-        return outcome.value
-
-    def _replace(self, error: BaseException, seed: int | None = None) -> dict[str, str]:
-        """Replace the environment after `error`; return the info that reports it.
-
-        The next episode has `seed`, or else a seed drawn from that of the member.
-        """
-        CallSession().submit(0, self.env.close)
-        self.env = call_with_deadline(self._make, self._timeout)
-        if seed is None and self._seed is not None:
-            sequence = np.random.SeedSequence((self._seed, 1))
-            seed = self._seed = self._next_seed = int(sequence.generate_state(1)[0])
-        kind = "" if type(error) is TimeoutError else f"{type(error).__name__}: "
-        text = f"{kind}{error}; replaced by a new environment with seed {seed}"
-        _LOGGER.warning("Member %d failed: %s", self._number, text)
-        return {"member_error": text}
+        result, self.result = self.result, None
+        return result or self.env.step(action)
 
 
 class ThreadVectorEnv(SyncVectorEnv[Any, Any]):
     """`SyncVectorEnv` whose members reset and step concurrently, in a pool of threads.
 
     Observations, rewards, infos with their masks, seeds, options and the three autoreset modes are
-    those of `SyncVectorEnv`. A member that takes longer than `step_timeout` seconds, or raises, is
-    replaced: its episode ends ``truncated``, with its last observation, reward 0 and
-    ``infos["member_error"]``; the new environment starts with a seed drawn from that of the member.
-    Errors of the caller (an action that is not text, an unknown task) are raised. A thread cannot
-    be killed: one that hangs is abandoned.
+    those of `SyncVectorEnv`. A member's error is raised, and a TimeoutError where one takes longer
+    than `step_timeout` seconds. A thread cannot be killed: one that hangs is abandoned.
     """
 
     envs: list[_Member]  # type: ignore[assignment]
@@ -114,14 +58,10 @@ class ThreadVectorEnv(SyncVectorEnv[Any, Any]):
     ) -> None:
         """Make the members, one after the other.
 
-        Each of `env_fns` makes a member and its replacements. A reset or step may take
-        `step_timeout` seconds; None for no limit.
+        A reset or step may take `step_timeout` seconds; None for no limit.
         """
-        members = [
-            functools.partial(_Member, number, make, step_timeout)
-            for number, make in enumerate(env_fns)
-        ]
         self._step_timeout = step_timeout
+        members = [lambda make=make: _Member(make()) for make in env_fns]
         super().__init__(members, autoreset_mode=autoreset_mode)
 
     def reset(
@@ -139,7 +79,10 @@ class ThreadVectorEnv(SyncVectorEnv[Any, Any]):
         )
         calls = {}
         if "reset_mask" not in (options or {}) and len(seeds) == self.num_envs:
-            calls = {i: self.envs[i].reset_call(one, options) for i, one in enumerate(seeds)}
+            calls = {
+                i: functools.partial(self.envs[i].env.reset, seed=one, options=options)
+                for i, one in enumerate(seeds)
+            }
         self._run(calls)
         return super().reset(seed=seed, options=options)
 
@@ -152,7 +95,7 @@ class ThreadVectorEnv(SyncVectorEnv[Any, Any]):
         is_next_step = self.autoreset_mode == AutoresetMode.NEXT_STEP
         self._run(
             {
-                i: member.reset_call(None, None)
+                i: member.env.reset
                 if is_next_step and self._autoreset_envs[i]
                 else functools.partial(member.env.step, action)
                 for i, (member, action) in enumerate(zip(self.envs, chosen, strict=True))
@@ -161,11 +104,13 @@ class ThreadVectorEnv(SyncVectorEnv[Any, Any]):
         return super().step(actions)
 
     def _run(self, calls: Mapping[int, Callable[[], Any]]) -> None:
-        """Run calls of members side by side; each member has its outcome."""
+        """Run calls of members concurrently; each member keeps its result."""
         for member in self.envs:
-            member.outcome = None
+            member.result = None
         for outcome in _outcomes(calls, self._step_timeout):
-            self.envs[outcome.key].outcome = outcome
+            if outcome.error is not None:
+                raise outcome.error
+            self.envs[outcome.key].result = outcome.value
 
     def close_extras(self, **kwargs: Any) -> None:
         """Close every member; wait at most `CLOSE_TIMEOUT_SECONDS`."""
