@@ -1,15 +1,12 @@
-"""Snapshots, copies and pickles of environments.
+"""Snapshots of environments.
 
 The state of an environment is what `reset` and `step` may change: its attributes, and those of the
 objects whose methods are its tools. A class lists in ``not_in_snapshots`` the attributes that the
 constructor makes and no step changes: data sets, search engines, sandboxes, connections. State that
 cannot be pickled is not copied: its snapshot holds the episode's start and actions, and `restore`
 replays them.
-
-A pickle holds the constructor's arguments and a snapshot; unpickling calls the constructor again.
 """
 
-import copy
 import functools
 import io
 import json
@@ -55,7 +52,7 @@ class Record:
 
 
 class RestorableEnv(gym.Env[str, str]):
-    """An environment with snapshots, copies and pickles."""
+    """An environment with snapshots."""
 
     not_in_snapshots: ClassVar[frozenset[str]] = frozenset(
         {"_made_with", "action_space", "observation_space", "render_mode", "spec", "max_turns"}
@@ -98,14 +95,26 @@ class RestorableEnv(gym.Env[str, str]):
                 f"A snapshot of {getattr(snapshot, 'environment', snapshot)} cannot be restored in "
                 f"{self._identity}. Make both environments alike."
             )
-        self._load(snapshot, is_restored=True)
+        if not snapshot.is_replayed:
+            self._load_state(snapshot.state)
+            self._resume()
+            self._load_state(snapshot.state)  # on_restore() may have offered other tools
+            return
+        record: Record = pickle.loads(snapshot.state)  # noqa: S301 - see Snapshot
+        self.np_random.bit_generator.state = record.random_state
+        for _ in replay(
+            self, None, record.task, record.actions,
+            observations=record.observations, rewards=record.rewards,
+        ):  # fmt: skip
+            pass
+        self._resume()
 
     def _tools_with_state(self) -> Mapping[str, Tool]:
         """Return the tools whose state belongs to the environment, by name."""
         return {}
 
-    def _resume(self, *, is_restored: bool) -> None:
-        """Set what a snapshot leaves out; `is_restored` is False in a pickle or a copy."""
+    def _resume(self) -> None:
+        """Set what a snapshot leaves out."""
 
     def _state_holders(self) -> dict[str, Any]:
         """Return the environment and the objects whose methods are tools, by name."""
@@ -129,21 +138,6 @@ class RestorableEnv(gym.Env[str, str]):
         pickler.dump({name: _state_of(holder) for name, holder in holders.items()})
         return file.getvalue()
 
-    def _load(self, snapshot: Snapshot, *, is_restored: bool) -> None:
-        if snapshot.is_replayed:
-            record: Record = pickle.loads(snapshot.state)  # noqa: S301 - see Snapshot
-            self.np_random.bit_generator.state = record.random_state
-            for _ in replay(
-                self, None, record.task, record.actions,
-                observations=record.observations, rewards=record.rewards,
-            ):  # fmt: skip
-                pass
-            self._resume(is_restored=is_restored)
-            return
-        self._load_state(snapshot.state)
-        self._resume(is_restored=is_restored)
-        self._load_state(snapshot.state)  # on_restore() may have offered other tools
-
     def _load_state(self, state: bytes) -> None:
         holders = self._state_holders()
         unpickler = _Unpickler(io.BytesIO(state))
@@ -159,35 +153,6 @@ class RestorableEnv(gym.Env[str, str]):
         arguments = json.dumps(shown, default=_describe_object, sort_keys=True)
         id = self.spec.id if self.spec else "the class"
         return f"{id} ({_describe_object(type(self))}) {arguments}"
-
-    def __reduce_ex__(self, _: Any) -> tuple[Any, ...]:
-        """Pickle the constructor's arguments and a snapshot."""
-        return _make_again, (type(self), self._made_with, self._kept(), self.snapshot())
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Copy the state, with tools of the caller; what no step changes is shared."""
-        arguments = dict(self._made_with)
-        if arguments.get("tools"):
-            arguments["tools"] = [_copy_tool(tool, memo) for tool in arguments["tools"]]
-        kept = copy.deepcopy(self._kept(), memo)
-        env: Self = _make_again(type(self), arguments, kept, self.snapshot())
-        memo[id(self)] = env
-        return env
-
-    def _kept(self) -> dict[str, Any]:
-        """Return the attributes of copies and pickles that snapshots leave out."""
-        names = ("action_space", "observation_space", "spec", "max_turns")
-        return {name: getattr(self, name) for name in names}
-
-
-def _make_again(
-    kind: type[Any], made_with: dict[str, Any], kept: Mapping[str, Any], snapshot: Snapshot
-) -> Any:
-    args = [value for name, value in made_with.items() if name.isdecimal()]
-    env = kind(*args, **{n: value for n, value in made_with.items() if not n.isdecimal()})
-    vars(env).update(kept)
-    env._load(snapshot, is_restored=False)
-    return env
 
 
 class _Pickler(pickle.Pickler):
@@ -209,18 +174,6 @@ class _Unpickler(pickle.Unpickler):
 def _has_hidden_state(tool: Tool) -> bool:
     """Return whether a tool declares that it has state, and keeps it in variables of a function."""
     return tool.stateful and bool(getattr(tool.function, "__closure__", None))
-
-
-def _copy_tool(tool: Any, memo: dict[int, Any]) -> Any:
-    """Copy a tool and the object that holds its state."""
-    if not isinstance(tool, Tool):
-        return tool
-    if _has_hidden_state(tool):
-        raise SnapshotError(
-            f"The tool {tool.name!r} cannot be copied: its state is in variables of a function. "
-            "Make it a method of an object."
-        )
-    return copy.deepcopy(tool, memo)
 
 
 def _left_out(kind: type) -> frozenset[str]:

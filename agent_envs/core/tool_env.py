@@ -9,7 +9,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final
 
 import gymnasium as gym
 
@@ -391,20 +391,13 @@ class ToolEnv(TaskFamily):
             "task_id": self.task.id,
         }
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Copy the environment; the token counter is shared."""
-        env = super().__deepcopy__(memo)
-        env._count_tokens = self._count_tokens
-        return env
-
     def _tools_with_state(self) -> Mapping[str, Tool]:
         optional = itertools.chain(*self.optional_tools.values())
         return {tool.name: tool for tool in (*optional, *self._tools.values())}
 
-    def _resume(self, *, is_restored: bool) -> None:
-        self._limit_is_known = not is_restored
-        if is_restored:
-            self._begin_sessions()
+    def _resume(self) -> None:
+        self._limit_is_known = False
+        self._begin_sessions()
         if self._task is not None:
             self.on_restore()
 

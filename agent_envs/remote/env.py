@@ -178,8 +178,8 @@ class RemoteEnv(ToolEnv):
     def _tools_with_state(self) -> Mapping[str, Tool]:
         return {}
 
-    def _resume(self, *, is_restored: bool) -> None:
-        super()._resume(is_restored=is_restored)
+    def _resume(self) -> None:
+        super()._resume()
         self._client.is_current = False
         self.offer_tools(_tools(self._schemas))
 

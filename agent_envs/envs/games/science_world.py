@@ -59,8 +59,8 @@ class ScienceWorldEnv(ToolEnv):
     The package counts 100 moves, ten for a ``wait``; here all turns count as one.
 
     One Java process (up to 2 GB) serves all environments of a process, one call at a time.
-    Snapshots, copies and pickles repeat the actions of the episode, at about 5 ms each and 100 ms
-    in the genetics tasks.
+    Snapshots repeat the actions of the episode, at about 5 ms each and 100 ms in the genetics
+    tasks.
 
     Version history: v0, first version.
     """

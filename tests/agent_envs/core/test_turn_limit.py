@@ -1,7 +1,5 @@
 """`StepEvent.is_last` at the turn limit, wherever Gymnasium keeps it."""
 
-import copy
-import pickle
 from typing import ClassVar
 
 import gymnasium as gym
@@ -41,8 +39,6 @@ MADE = {
     "outside": lambda: RecordEpisodeStatistics(make()),
     "inside": lambda: TimeLimit(RecordEpisodeStatistics(LastStep()), 3),
     "autoreset": lambda: Autoreset(make()),
-    "deep copy": lambda: copy.deepcopy(make()),
-    "pickle": lambda: pickle.loads(pickle.dumps(make())),
 }
 
 

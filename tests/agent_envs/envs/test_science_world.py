@@ -1,6 +1,4 @@
-import copy
 import os
-import pickle
 import signal
 
 import gymnasium as gym
@@ -85,15 +83,14 @@ def run(env, actions):
     return [env.unwrapped.step(action) for action in actions]
 
 
-def test_copies_pickles_and_snapshots_resume_identically():
+def test_snapshots_resume_identically():
     env = make("chemistry-mix", index=1)
     actions = env.unwrapped.reference_actions()
     run(env, actions[:4])
     base = env.unwrapped
-    copies = [copy.deepcopy(base), pickle.loads(pickle.dumps(base))]
     other = make("chemistry-mix", index=0)
     other.unwrapped.restore(base.snapshot())
-    games = [base, *copies, other.unwrapped]
+    games = [base, other.unwrapped]
     shown = [[game.step(action) for game in games] for action in actions[4:9]]  # interleaved
     assert all(outcome == outcomes[0] for outcomes in shown for outcome in outcomes)
 

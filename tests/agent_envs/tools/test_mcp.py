@@ -1,8 +1,6 @@
 """Tools of MCP servers in environments, with the real package, on stdio and over HTTP."""
 
 import contextlib
-import copy
-import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -121,7 +119,6 @@ def test_each_episode_has_a_separate_session_unless_it_is_shared(http):
         assert call(other, "count")[0] == str(first + 1)
         env.reset()
         assert call(env, "count")[0] == str(first + 2)
-        pickle.loads(pickle.dumps(env)).close()
 
 
 def test_a_server_that_dies_is_an_observation_and_starts_again():
@@ -173,7 +170,6 @@ def test_tools_of_a_server_replace_no_other_tool(http):
 def test_snapshots_after_a_call_are_errors(http):
     with made(McpServer(http.url)) as env:
         fresh = env.snapshot()
-        copy.deepcopy(env).close()
         assert call(env, "count")[0] == "1"
         with pytest.raises(SnapshotError, match="MCP server"):
             env.snapshot()
