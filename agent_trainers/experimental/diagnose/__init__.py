@@ -1,1 +1,1 @@
-"""diagnose."""
+"""Diagnosis of failed episodes."""

@@ -10,13 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rich.console import Console
-from rich.table import Column, Table
 from transformers.hf_argparser import HfArg
 
 from agent_envs.core.command_line import json_object
 from agent_envs.errors import ConfigurationError, DataError
-from agent_trainers.cli.arguments import check_range, notifier, parse, run_command
+from agent_trainers.cli.arguments import notifier, parse, run_command
 from agent_trainers.cli.environments import (
     DEFAULT_ENV,
     environment_maker,
@@ -45,9 +43,6 @@ class DiagnoseArguments:
     env_kwargs: str | None = HfArg(
         default=None, help="Its keyword arguments as JSON; by default those of agent-r1-eval."
     )
-    num_episodes: int | None = HfArg(
-        default=None, help="Number of failed episodes, from the first; by default all."
-    )
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -59,11 +54,10 @@ def run(arguments: Sequence[str]) -> None:
         description="Name the step that lost each failed episode, by trying the reference actions "
         "from its states.",
     )
-    check_range(options, "at least 1", lambda value: value >= 1, "num_episodes")
     if options.trajectories is None:
         raise ConfigurationError(f"Pass a file of episodes: {PROGRAM} trajectories.jsonl")
     path = Path(options.trajectories)
-    rows = _read_failed(path)[: options.num_episodes]
+    rows = _read_failed(path)
     failed = [trajectory for _, trajectory in rows]
     numbers = [number for number, _ in rows]
     found = diagnose_by_oracle(_find_environment(options, failed), failed)
@@ -74,7 +68,10 @@ def run(arguments: Sequence[str]) -> None:
     ]
     title = f"Which step lost it? {options.env}"
     write_trajectory_page(f"{stem}.html", samples, tokenizer=None, title=title)
-    _print_table(numbers, found)
+    for number, each in zip(numbers, found, strict=True):
+        sys.stdout.write(f"row {number}, {each.trajectory.task_id}: {_describe(each)}\n")
+    num_named = sum(each.lost_step is not None for each in found)
+    sys.stdout.write(f"{len(found)} failed episodes, {num_named} with a named step\n")
     sys.stdout.write(f"Page of all steps: {stem}.html\n")
 
 
@@ -87,18 +84,12 @@ def name_file(arguments: Sequence[str]) -> list[str]:
 def _read_failed(path: Path) -> list[tuple[int, Trajectory]]:
     """Return the failed episodes with their rows in the file, from 1."""
     rows = list(enumerate(load_trajectories(path), start=1))
-    scored = [(number, t) for number, t in rows if t.is_scorable]
-    for number, trajectory in scored:
-        if "success" not in trajectory.metrics:
-            raise DataError(
-                f"{path}, row {number}: the episode's metrics have no 'success' (found: "
-                f"{', '.join(trajectory.metrics) or 'none'}). The environment must report it."
-            )
+    scored = [(n, t) for n, t in rows if t.is_scorable and "success" in t.metrics]
     failed = [(number, t) for number, t in scored if not t.success]
     if not failed:
         raise DataError(
             f"{path}: none of the {len(rows)} episodes failed ({len(rows) - len(scored)} could not "
-            "be scored)."
+            "be scored, or have no metric 'success')."
         )
     return failed
 
@@ -115,18 +106,12 @@ def _find_environment(options: DiagnoseArguments, recorded: Sequence[Trajectory]
     return environment_maker(options.env, {**kwargs, "tool_format": then})
 
 
-def _print_table(numbers: Sequence[int], found: Sequence[Diagnosis]) -> None:
-    table = Table(Column("row", justify="right"), "task", Column("lost at", no_wrap=True), "action")
-    for number, each in zip(numbers, found, strict=True):
-        steps, lost = each.trajectory.transitions, each.lost_step
-        action = "" if lost is None else " ".join(steps[lost].action.split())
-        shown = action if len(action) <= _ACTION_CHARS else f"{action[:_ACTION_CHARS]}…"
-        place = each.note if lost is None else f"{lost + 1} of {len(steps)}"
-        cells = (str(number), each.trajectory.task_id, place, shown)
-        table.add_row(*(cell.encode("utf-8", "replace").decode("utf-8") for cell in cells))
-    named = sum(each.lost_step is not None for each in found)
-    table.caption = f"{len(found)} failed episodes, {named} with a named step"
-    Console().print(table)
+def _describe(diagnosis: Diagnosis) -> str:
+    steps, lost = diagnosis.trajectory.transitions, diagnosis.lost_step
+    if lost is None:
+        return diagnosis.note
+    action = " ".join(steps[lost].action.split()).encode("utf-8", "replace").decode("utf-8")
+    return f"lost at {lost + 1} of {len(steps)}, {action[:_ACTION_CHARS]}"
 
 
 if __name__ == "__main__":

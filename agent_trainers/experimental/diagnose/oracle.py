@@ -1,21 +1,21 @@
 """Diagnosis of failed episodes: the last state from which the task could still be solved."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-from agent_envs.core.async_bridge import call_with_deadline, resolve
+from agent_envs.core.async_bridge import resolve
 from agent_envs.core.replay import replay
 from agent_envs.errors import ConfigurationError, ReplayError
-from agent_trainers.rollout.environments import MakeEnv, TextEnv, is_immediate
+from agent_trainers.rollout.environments import MakeEnv, TextEnv
 from agent_trainers.trajectory import Trajectory
 
 MAX_PLANS: Final = 32
 """Plans tried at a state, those closest to the progress so far first."""
 STEP_TIMEOUT: Final = 300.0
-"""Seconds that a reset or a step may take."""
+"""Seconds that an async reset or step may take."""
 NEVER_SOLVED: Final = "the reference actions solve it from no state, so no step can be named"
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,71 +37,37 @@ def diagnose_by_oracle(make_env: MakeEnv, trajectories: Sequence[Trajectory]) ->
 
     At a state the oracle asks for ``reference_actions()`` and tries every suffix of them. A state
     from which one succeeds, and all states before it, can still be won. An episode in which the
-    environment raises, hangs or differs from the recording is not diagnosed; see its note.
+    environment raises or differs from the recording is not diagnosed; see its note.
 
     Raises:
         ConfigurationError: If the environment has no ``reference_actions()``.
         ReplayError: If no episode can be replayed.
     """
-    oracle = _Oracle(make_env)
     errors: list[BaseException] = []
     diagnoses: list[Diagnosis] = []
     for trajectory in trajectories:
         try:
-            diagnoses.append(oracle.diagnose(trajectory))
+            with contextlib.closing(make_env()) as env:
+                diagnoses.append(_diagnose(env, trajectory))
         except ConfigurationError:
             raise
         except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code, noted
             note = f"{type(error).__name__}: {error}"
             diagnoses.append(Diagnosis(trajectory=trajectory, note=note))
             errors.append(error)
-        finally:
-            oracle.discard()
     if len(errors) == len(trajectories) and isinstance(errors[0], ReplayError):
         raise errors[0]
     return diagnoses
 
 
-class _Oracle:
-    """Environment in which plans are tried."""
-
-    def __init__(self, make_env: MakeEnv) -> None:
-        self._make_env = make_env
-        self._env: TextEnv | None = None
-
-    def discard(self) -> None:
-        """Close the environment, which may be in any state."""
-        if self._env is not None:
-            env, self._env = self._env, None
-            env.close()
-
-    def diagnose(self, trajectory: Trajectory) -> Diagnosis:
-        if trajectory.seed is None:
-            raise ReplayError(f"task {trajectory.task_id!r}: the file has no seed to replay from.")
-        for t in reversed(range(len(trajectory.transitions))):
-            if (plan := self._solve(trajectory, t)) is not None:
+def _diagnose(env: TextEnv, trajectory: Trajectory) -> Diagnosis:
+    if trajectory.seed is None:
+        raise ReplayError(f"task {trajectory.task_id!r}: the file has no seed to replay from.")
+    for t in reversed(range(len(trajectory.transitions))):
+        for plan in _plans(env, trajectory, t):
+            if _succeeds(env, trajectory, t, plan):
                 return Diagnosis(trajectory=trajectory, lost_step=t, solution=plan)
-        return Diagnosis(trajectory=trajectory, note=NEVER_SOLVED)
-
-    def _solve(self, trajectory: Trajectory, t: int) -> tuple[str, ...] | None:
-        """Return actions that solve the task from the state before step `t`; None if none do."""
-        failure: BaseException | None = None
-        for plan in self._run(lambda env: _plans(env, trajectory, t), t):
-            try:
-                if self._run(lambda env: _succeeds(env, trajectory, t, plan), t + len(plan)):  # noqa: B023
-                    return plan
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - another plan may succeed
-                failure = error
-                self.discard()
-        if failure is not None:
-            raise failure
-        return None
-
-    def _run(self, function: Callable[[TextEnv], T], num_steps: int) -> T:
-        env = self._env = self._env or self._make_env()
-        seconds = None if is_immediate(env) else STEP_TIMEOUT * (1 + num_steps)
-        result: T = call_with_deadline(lambda: function(env), seconds)
-        return result
+    return Diagnosis(trajectory=trajectory, note=NEVER_SOLVED)
 
 
 def _reach(env: TextEnv, trajectory: Trajectory, t: int) -> None:

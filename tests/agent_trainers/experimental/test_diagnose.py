@@ -147,20 +147,6 @@ def test_an_episode_that_breaks_or_cannot_be_repeated_leaves_the_others_alone():
         assert note in found[0].note
 
 
-def test_a_plan_that_breaks_the_environment_says_nothing_where_another_wins():
-    class Nervous(Brittle):
-        def reference_actions(self):
-            return ["break", "on", "on", "on"]
-
-    (found,) = diagnose_by_oracle(Nervous, [pit()])
-    # after the pit all plans lose, but the one that breaks: nobody knows what it would have done
-    assert found.lost_step is None
-    assert "RuntimeError: the corridor collapsed" in found.note
-    won = play(["on", "on", "wait", "wait", "wait", "wait"])  # to the last step "on" wins
-    (found,) = diagnose_by_oracle(Nervous, [won])
-    assert found.lost_step == 5
-
-
 @pytest.fixture
 def lost(tmp_path, monkeypatch):
     """A file with a success and two failures, and its environment."""
@@ -188,17 +174,14 @@ def test_failed_episodes_are_named_in_table_figures_and_page(lost, capsys):
     assert page.count("this step lost it") == 2
     assert "What wins from here: 2 steps" in page
     assert "<script" not in page
-    diagnose(["lost.jsonl", *ENV, "--num_episodes", "1"])
-    assert (lost / "lost.diagnosis.html").read_text().count("this step lost it") == 1
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
     ((), "Pass a file of episodes"),
-    (("lost.jsonl", "--num_episodes", "0"), "--num_episodes must be at least 1"),
     (("missing.jsonl",), "cannot be read (No such file or directory)"),
     (("bad.jsonl",), "row 1: not a trajectory (KeyError: 'transitions')"),
     (("won.jsonl",), "none of the 1 episodes failed"),
-    (("unmeasured.jsonl",), "row 1: the episode's metrics have no 'success' (found: score)"),
+    (("unmeasured.jsonl",), "none of the 1 episodes failed (1 could not be scored"),
 ])  # fmt: skip
 def test_wrong_options_and_files_are_refused(lost, capsys, arguments, message):
     with pytest.raises(SystemExit) as exit_:
