@@ -13,8 +13,7 @@ import numpy as np
 from agent_envs.core.messages import Message
 from agent_envs.core.snapshots import RestorableEnv
 from agent_envs.core.spaces import UnicodeText, check_turn
-from agent_envs.core.tasks import ENDLESS
-from agent_envs.errors import ConfigurationError
+from agent_envs.core.tasks import ENDLESS, choose_task
 
 _GLOBAL_RANDOM: Final = threading.RLock()
 """Held while the process's generators are replaced by those of one environment."""
@@ -125,17 +124,9 @@ class ForeignEnv(RestorableEnv):
                 _set_states(others)
 
     def _choose(self, seed: int | None, options: dict[str, Any]) -> int:
-        task = options.pop("task", None)
-        if options:
-            raise ConfigurationError(f"Unknown options: {', '.join(options)}. The option is: task.")
-        limit = ENDLESS if self.num_tasks is None else self.num_tasks
-        if task is None and self.num_tasks is None and seed is not None:
-            return seed % limit
-        if task is None:
-            return int(self.np_random.integers(limit))
-        if not isinstance(task, int | np.integer) or not 0 <= task < limit:
-            raise ConfigurationError(f"Task {task!r} is not one of 0 to {limit - 1}.")
-        return int(task)
+        if self.num_tasks is None and seed is not None and options.get("task") is None:
+            options = options | {"task": seed % ENDLESS}
+        return choose_task(options, self)
 
     def _info(self) -> dict[str, Any]:
         messages = [message.copy() for message in self._messages]

@@ -147,12 +147,7 @@ def task_program(make_task: Callable[[], Task], *, reward: str | None = None) ->
 
     def run(session: Any, row: dict[str, Any]) -> dict[str, Any]:
         whole = make_task()
-        place = int(row["task"])
-        if not 0 <= place < len(whole.dataset):
-            raise ConfigurationError(
-                f"{whole.name} has {len(whole.dataset)} samples; there is no {place}."
-            )
-        sample = whole.dataset[place]
+        sample = whole.dataset[int(row["task"])]
         one = task_with(whole, dataset=MemoryDataset([sample]), epochs=1)
         model = get_model(
             "openai-api/agent/policy", base_url=session.base_url, api_key=session.key, memoize=False

@@ -29,7 +29,7 @@ class Task:
     """Further data for the environment; never shown to the model."""
 
 
-def choose_task(options: Mapping[str, Any], env: "TaskFamily") -> int:
+def choose_task(options: Mapping[str, Any], env: Any) -> int:
     """Return the index of the next task: ``options["task"]`` of `reset`, or a drawn one."""
     if unknown := sorted(set(options) - {"task"}):
         raise ConfigurationError(f"reset(): unknown options {unknown}; the only option is 'task'.")

@@ -154,11 +154,6 @@ class Tool:
         except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code; it is recorded
             return self._cut(failed_call(self, error))
 
-    def __repr__(self) -> str:
-        """Show name and arguments."""
-        arguments = ", ".join(self.parameters.get("properties", ()))
-        return f"{type(self).__name__}({self.name}({arguments}))"
-
     def _cut(self, result: ToolResult) -> ToolResult:
         excess = len(result.content) - self.max_result_chars
         if excess <= 0:

@@ -5,9 +5,8 @@
 """
 
 import functools
-import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import gymnasium as gym
@@ -15,12 +14,9 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import iterate
 
-from agent_envs.core.async_bridge import CallSession, Outcome
+from agent_envs.core.async_bridge import CallSession
 
 DEFAULT_STEP_TIMEOUT_SECONDS: Final = 300.0
-CLOSE_TIMEOUT_SECONDS: Final = 10.0
-
-_LOGGER = logging.getLogger(__name__)
 
 
 class _Member(gym.Wrapper[Any, Any, Any, Any]):
@@ -71,7 +67,6 @@ class ThreadVectorEnv(SyncVectorEnv[Any, Any]):
         options: dict[str, Any] | None = None,
     ) -> tuple[Any, dict[str, Any]]:
         """Reset all members, or those of ``options["reset_mask"]``; see `SyncVectorEnv`."""
-        self._require_open()
         seeds: list[int | None] = (
             seed
             if isinstance(seed, list)
@@ -88,10 +83,7 @@ class ThreadVectorEnv(SyncVectorEnv[Any, Any]):
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Step every member; see `SyncVectorEnv`."""
-        self._require_open()
-        chosen = list(iterate(self.action_space, actions))
-        if len(chosen) != self.num_envs:
-            raise ValueError(f"{len(chosen)} actions for {self.num_envs} environments.")
+        chosen = iterate(self.action_space, actions)
         is_next_step = self.autoreset_mode == AutoresetMode.NEXT_STEP
         self._run(
             {
@@ -107,21 +99,14 @@ class ThreadVectorEnv(SyncVectorEnv[Any, Any]):
         """Run calls of members concurrently; each member keeps its result."""
         for member in self.envs:
             member.result = None
-        for outcome in _outcomes(calls, self._step_timeout):
-            if outcome.error is not None:
-                raise outcome.error
-            self.envs[outcome.key].result = outcome.value
-
-    def close_extras(self, **kwargs: Any) -> None:
-        """Close every member; wait at most `CLOSE_TIMEOUT_SECONDS`."""
-        closes = {i: member.env.close for i, member in enumerate(getattr(self, "envs", ()))}
-        for outcome in _outcomes(closes, CLOSE_TIMEOUT_SECONDS):
-            if outcome.error is not None:
-                _LOGGER.warning("Member %d was not closed: %s", outcome.key, outcome.error)
-
-    def _require_open(self) -> None:
-        if self.closed:
-            raise gym.error.ClosedEnvironmentError("The vector environment is closed.")
+        session = CallSession()
+        for number, call in calls.items():
+            session.submit(number, call, self._step_timeout or math.inf)
+        while session:
+            for outcome in session.wait(math.inf):
+                if outcome.error is not None:
+                    raise outcome.error
+                self.envs[outcome.key].result = outcome.value
 
     def _add_info(
         self, vector_infos: dict[str, Any], env_info: dict[str, Any], env_num: int
@@ -134,14 +119,6 @@ class ThreadVectorEnv(SyncVectorEnv[Any, Any]):
             env_info = {name: each for name, each in env_info.items() if name != "arguments"}
         infos: dict[str, Any] = super()._add_info(vector_infos, env_info, env_num)
         return infos
-
-
-def _outcomes(calls: Mapping[int, Callable[[], Any]], timeout: float | None) -> Iterator[Outcome]:
-    session = CallSession()
-    for key, call in calls.items():
-        session.submit(key, call, math.inf if timeout is None else timeout)
-    while session:
-        yield from session.wait(math.inf)
 
 
 def make_threaded(

@@ -119,11 +119,6 @@ class RemoteEnv(ToolEnv):
         """The weight of each reward term that is on."""
         return self.description["reward_weights"]  # type: ignore[no-any-return]
 
-    @property
-    def is_immediate(self) -> bool:
-        """Whether a step returns at once: no, it waits for the server."""
-        return False
-
     def close(self) -> None:
         """End the session."""
         self._client.close()

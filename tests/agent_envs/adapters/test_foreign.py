@@ -72,9 +72,9 @@ def test_global_generators_are_isolated():
 def test_a_seed_is_a_task_and_a_task_is_a_seed():
     by_seed, by_task = Dice(), Dice()
     assert by_seed.reset(seed=5)[0] == by_task.reset(seed=1, options={"task": 5})[0]
-    with pytest.raises(ConfigurationError, match="Task -1"):
+    with pytest.raises(ConfigurationError, match="no task -1"):
         by_task.reset(options={"task": -1})
-    with pytest.raises(ConfigurationError, match="Unknown options: tusk"):
+    with pytest.raises(ConfigurationError, match="tusk"):
         by_task.reset(options={"tusk": 1})
 
 
