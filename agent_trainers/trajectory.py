@@ -39,15 +39,12 @@ class StopReason(StrEnum):
     """Failed: the environment raised, or returned a malformed result."""
     POLICY_ERROR = "policy_error"
     """Failed: the policy returned no action, such as an unreachable server."""
-    LEFT_OUT = "left_out"
-    """Failed: it was still running when every group had its quorum."""
 
 
 _FAILURES: Final = (
     StopReason.TIMEOUT,
     StopReason.ENVIRONMENT_ERROR,
     StopReason.POLICY_ERROR,
-    StopReason.LEFT_OUT,
 )
 _TRUNCATIONS: Final = (
     StopReason.TURN_LIMIT,

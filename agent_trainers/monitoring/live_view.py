@@ -49,7 +49,7 @@ NUMBERS: Final = (
 _PARTS: Final = {"generate": "cyan", "environment": "yellow", "score": "magenta", "train": "green"}
 _ACTIVITIES: Final = {"rollout": "generating episodes", "score": "scoring", "train": "training"}
 _FAILURES: Final = (
-    "episodes/environment_error", "episodes/timeout", "episodes/policy_error", "episodes/left_out",
+    "episodes/environment_error", "episodes/timeout", "episodes/policy_error",
     "episodes/token_limit", "episodes/context_overflow", "actions/", "tools/failures",
 )  # fmt: skip
 

@@ -4,10 +4,9 @@ A program that raises, hangs or dies ends its own episode, with the error record
 """
 
 import copy
-import math
 import traceback
 import warnings
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -37,13 +36,12 @@ class ProgramRollout:
         *,
         step_timeout: float = 300.0,
         episode_timeout: float | None = None,
-        group_quorum: float = 1.0,
         is_any_active: Callable[[bool], bool] | None = None,
     ) -> None:
         """Prepare to run; `step_timeout` is the time without a call; else see `Rollout`."""
         self.source, self.policy = source, policy
         self.step_timeout, self.episode_timeout = step_timeout, episode_timeout
-        self.group_quorum, self.is_any_active = group_quorum, is_any_active
+        self.is_any_active = is_any_active
         self.limits = SessionLimits(
             max_calls=source.max_calls, timeout_seconds=episode_timeout or 2.0**31
         )
@@ -87,9 +85,6 @@ class _Collection:
         self._waiting = deque(range(len(specs)))
         self._running: dict[int, tuple[Session, Run]] = {}
         self.ended: dict[int, Trajectory] = {}
-        sizes = Counter(spec.group_id for spec in specs)
-        # Scorable episodes that each group still needs
-        self._missing = {g: math.ceil(n * rollout.group_quorum) for g, n in sizes.items()}
 
     def advance(self) -> bool:
         """Start episodes and end those that are over; return whether any is left."""
@@ -103,8 +98,6 @@ class _Collection:
             else:
                 self._end(ended.key, _fail_episode(session, ended.error))
         self._end_late_episodes()
-        if not any(missing > 0 for missing in self._missing.values()):
-            self._leave_out_rest()
         return len(self.ended) < len(self._specs)
 
     def stop(self) -> None:
@@ -149,15 +142,6 @@ class _Collection:
                 continue
             self._end(key, session.close(stop_reason=StopReason.TIMEOUT, error=text))
 
-    def _leave_out_rest(self) -> None:
-        """End all other episodes, as every group has its quorum."""
-        sessions = {key: session for key, (session, _) in self._running.items()}
-        sessions |= {key: self._open(key) for key in self._waiting}
-        self._waiting.clear()
-        for key, session in sessions.items():
-            error = "all groups have their quorum"
-            self._end(key, session.close(stop_reason=StopReason.LEFT_OUT, error=error))
-
     def _end(self, key: int, trajectory: Trajectory) -> None:
         frozen = self._rollout.source.frozen_roles
         steps = [
@@ -168,7 +152,6 @@ class _Collection:
         self._calls.abandon(key)
         if key in self._running:
             self._running.pop(key)[1].stop()
-        self._missing[trajectory.group_id] -= trajectory.is_scorable
         if self._on_end is not None:
             self._on_end(trajectory)
 

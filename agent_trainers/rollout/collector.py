@@ -4,11 +4,9 @@ While some episodes wait for their tools, others get their actions. An environme
 hangs ends its own episode, with the error recorded, and is replaced.
 """
 
-import math
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -37,7 +35,7 @@ GATHER_SECONDS: Final = 0.02
 """How long a batch waits for more states."""
 IDLE_SECONDS: Final = 0.05
 """How long to wait for environments before checking deadlines and other processes."""
-_BROKEN: Final = (StopReason.ENVIRONMENT_ERROR, StopReason.TIMEOUT, StopReason.LEFT_OUT)
+_BROKEN: Final = (StopReason.ENVIRONMENT_ERROR, StopReason.TIMEOUT)
 
 OnEnd = Callable[[Trajectory], None]
 
@@ -64,7 +62,6 @@ class Rollout:
         *,
         step_timeout: float = 300.0,
         episode_timeout: float | None = None,
-        group_quorum: float = 1.0,
         is_any_active: Callable[[bool], bool] | None = None,
         states: StateStore | None = None,
     ) -> None:
@@ -77,15 +74,13 @@ class Rollout:
             step_timeout: Seconds that a reset or a step may take. A last resort against an
                 environment that hangs; tools have their own timeouts.
             episode_timeout: Seconds that an episode may take from its reset on; None for no limit.
-            group_quorum: Share of each group's episodes, in (0, 1], that must end without a
-                failure; as soon as all groups have reached it, the remaining ones are left out.
             is_any_active: Maps whether this process has work left to whether any process has. For
                 a policy whose generation is collective.
             states: Snapshots of the last `collect` and later branches, by which `branch` returns
                 to states. Without them it replays the recorded actions.
         """
         self._policy = policy
-        self._limits = _Limits(step_timeout, episode_timeout, group_quorum)
+        self._step_timeout, self._episode_timeout = step_timeout, episode_timeout
         self._is_any_active = is_any_active or bool
         self.states = states
         self._envs, self._branch_envs = EnvPool(make_env), EnvPool(make_env)
@@ -100,7 +95,7 @@ class Rollout:
         if self.states is not None:
             self.states.clear()
         episodes = [Episode(i, spec, states=self.states) for i, spec in enumerate(specs)]
-        self._run(episodes, self._envs, self._limits, len(episodes), on_end)
+        self._run(episodes, self._envs, len(episodes), on_end)
         return [episode.trajectory() for episode in episodes]
 
     def branch(
@@ -131,8 +126,7 @@ class Rollout:
         """
         planned = plan_branches(states, k, rng=rng, policy=self._policy, source=self.states)
         branches = [branch for same in planned for branch in same]
-        limits = _Limits(self._limits.step_timeout, self._limits.episode_timeout, 1.0)
-        self._run(branches, self._branch_envs, limits, MAX_BRANCHES_AT_ONCE)
+        self._run(branches, self._branch_envs, MAX_BRANCHES_AT_ONCE)
         refusals = [branch.refusal for branch in branches if branch.refusal is not None]
         if refusals and len(refusals) == len(branches):
             raise refusals[0]
@@ -153,12 +147,12 @@ class Rollout:
         self,
         episodes: Sequence[Episode],
         envs: EnvPool,
-        limits: "_Limits",
         max_active: int,
         on_end: OnEnd | None = None,
     ) -> None:
         """Run episodes to their end, and record the state in which one was truncated."""
-        run = _EpisodeLoop(episodes, envs, self._policy, limits, max_active, on_end)
+        timeouts = self._step_timeout, self._episode_timeout
+        run = _EpisodeLoop(episodes, envs, self._policy, timeouts, max_active, on_end)
         run.run(self._is_any_active)
         for episode in episodes:
             if not episode.transitions or not episode.transitions[-1].truncated:
@@ -170,13 +164,6 @@ class Rollout:
             episode.final_prompt_ids = ids or [*last.prompt_ids, *last.completion_ids]
 
 
-@dataclass(frozen=True, slots=True)
-class _Limits:
-    step_timeout: float
-    episode_timeout: float | None
-    group_quorum: float
-
-
 class _EpisodeLoop:
     """Event loop over the episodes of one call: resets, actions, steps and ends as they come."""
 
@@ -185,20 +172,18 @@ class _EpisodeLoop:
         episodes: Sequence[Episode],
         envs: EnvPool,
         policy: Policy,
-        limits: _Limits,
+        timeouts: tuple[float, float | None],
         max_active: int,
         on_end: OnEnd | None,
     ) -> None:
         self._episodes, self._envs, self._policy = episodes, envs, policy
-        self._limits, self._max_active, self._on_end = limits, max_active, on_end
+        self._step_timeout, self._episode_timeout = timeouts
+        self._max_active, self._on_end = max_active, on_end
         self._stream = policy.open_stream()
         self._session = CallSession()
         self._waiting = deque(enumerate(episodes))
         self._active: dict[int, Episode] = {}
         self._generating: set[int] = set()
-        sizes = Counter(episode.spec.group_id for episode in episodes)
-        # How many episodes of each group still have to end without a failure
-        self._missing = {g: math.ceil(n * limits.group_quorum) for g, n in sizes.items()}
 
     def run(self, is_any_active: Callable[[bool], bool]) -> None:
         """Run all episodes to their end."""
@@ -243,22 +228,18 @@ class _EpisodeLoop:
             self._act(key, generation)
 
     def _close_late_ones(self) -> None:
-        """End the episodes that took too long, and the rest once every group has its quorum."""
-        if (timeout := self._limits.episode_timeout) is not None:
+        """End the episodes that took too long."""
+        if (timeout := self._episode_timeout) is not None:
             now = time.monotonic()
             for key, episode in list(self._active.items()):
                 if now - episode.started > timeout:
                     text = f"the episode took longer than {timeout:g} seconds"
                     episode.stop(StopReason.TIMEOUT, text)
                     self._end(key)
-        if self._active and not any(missing > 0 for missing in self._missing.values()):
-            for key, episode in list(self._active.items()):
-                episode.stop(StopReason.LEFT_OUT, "the other groups had their quorum")
-                self._end(key)
 
     def _call(self, key: int, function: Callable[..., Any]) -> None:
         """Call a reset or a step: inline if it only computes, else in another thread."""
-        episode, timeout = self._episodes[key], self._limits.step_timeout
+        episode, timeout = self._episodes[key], self._step_timeout
         if not is_immediate(episode.env):
             num_calls = episode.num_first_calls if episode.generation is None else 1
             self._session.submit(key, lambda: function(timeout), timeout * num_calls)
@@ -317,7 +298,5 @@ class _EpisodeLoop:
         # An environment that failed or hangs may be in any state: the next episode gets a new one.
         if episode.stop_reason not in _BROKEN:
             self._envs.give_back(episode.env, episode.spec.env)
-        trajectory = episode.trajectory()
-        self._missing[trajectory.group_id] -= trajectory.is_scorable
         if self._on_end is not None:
-            self._on_end(trajectory)
+            self._on_end(episode.trajectory())

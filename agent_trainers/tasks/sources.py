@@ -43,7 +43,6 @@ class TaskSource(Protocol):
         *,
         step_timeout: float,
         episode_timeout: float | None,
-        group_quorum: float,
         is_any_active: Callable[[bool], bool] | None,
     ) -> Collector:
         """Return the collector; the settings are those of `Rollout`."""

@@ -95,7 +95,7 @@ TRAINER_RANGES: Final[Ranges] = {
 """Ranges of settings that every trainer has and transformers does not check."""
 _RANGES: Final[Ranges] = {
     "in [0, 1]": (lambda x: 0 <= x <= 1, ("gamma", "lam")),
-    "in (0, 1]": (lambda x: 0 < x <= 1, ("group_quorum", "max_fault_share")),
+    "in (0, 1]": (lambda x: 0 < x <= 1, ("max_fault_share",)),
     "0 or more": (lambda x: x >= 0, ("max_extra_groups",)),
     "1 or more": (
         lambda x: x >= 1,
@@ -208,11 +208,6 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
     episode_timeout: float | None = HfArg(
         default=None,
         help="Seconds that an episode may take before it is left out; no limit by default.",
-    )
-    group_quorum: float = HfArg(
-        default=1.0,
-        help="Share of each group's episodes that must end; the remaining ones are left out. Below "
-        "1 it favours short episodes.",
     )
     max_fault_share: float | None = HfArg(
         default=0.5,

@@ -160,7 +160,6 @@ class StepGRPOTrainer(ResumableTrainer):
             "policy": self.generator.make_policy(source.tools),
             "step_timeout": args.step_timeout,
             "episode_timeout": args.episode_timeout,
-            "group_quorum": args.group_quorum,
             "is_any_active": self.processes.any if self.generator.is_collective else None,
         }
         train = source.make_rollout(**settings)

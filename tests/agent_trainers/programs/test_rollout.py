@@ -3,7 +3,6 @@
 import atexit
 import sys
 import time
-from collections import Counter
 
 import httpx
 import numpy as np
@@ -174,19 +173,6 @@ def test_errors_of_the_policy_are_raised():
 
     with pytest.raises(RuntimeError, match="out of memory"):
         collect(lambda session, task: chat(session, user("x")), [{}], policy=ScriptedPolicy(act))
-
-
-def test_other_episodes_are_left_out_when_each_group_has_its_quorum():
-    def run(session, task):
-        chat(session, user("x"))
-        if int(session.seed) == slow:
-            time.sleep(30)
-        return 1.0
-
-    slow = int(specs(4)[3].rng.integers(2**63))
-    trajectories = collect(run, [{}, {}], 4, group_size=2, settings={"group_quorum": 0.5})
-    assert Counter(p.stop_reason for p in trajectories)[StopReason.LEFT_OUT] >= 1
-    assert all(any(p.is_scorable for p in trajectories[i : i + 2]) for i in (0, 2))
 
 
 def test_seeds_and_order_are_those_of_the_specs():

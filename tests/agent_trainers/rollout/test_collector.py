@@ -153,16 +153,6 @@ def test_an_episode_neither_waits_for_the_others_nor_takes_longer_than_it_may():
     assert "0.25 seconds" in trajectories[0].error
 
 
-def test_stragglers_are_left_out_once_every_group_has_its_quorum():
-    planned = [replace(spec, group_id=str(i // 4)) for i, spec in enumerate(specs(8))]
-    make_env = lambda: FaultyEnv({3: 3.0, 6: 0.4, 7: 3.0})  # noqa: E731
-    rollout = Rollout(make_env, say("x"), group_quorum=0.6)  # 0.6 * 4 is rounded up to 3
-    trajectories = rollout.collect(planned)
-    left_out = [t.stop_reason is StopReason.LEFT_OUT for t in trajectories]
-    assert left_out == [False, False, False, True] * 2
-    assert not trajectories[3].is_scorable
-
-
 Unprintable = type("Unprintable", (), {"__repr__": lambda self: 1 / 0})
 WRONG_INFOS = [
     ({}, "info.messages\n  Field required"),
