@@ -62,8 +62,7 @@ def _parser() -> argparse.ArgumentParser:
             )  # fmt: skip
         return command
 
-    listing = add("list", "List every environment as Markdown.", env=False)
-    listing.add_argument("--output", type=Path, help="file to write (default: the terminal)")
+    add("list", "List every environment as Markdown.", env=False)
 
     playing = add(
         "play", "Play an environment in the terminal.", epilog=f"Then type:\n{PLAY_HELP}",
@@ -96,12 +95,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def list_environments(options: argparse.Namespace) -> None:
-    """Print or write the page of all environments."""
-    page = make_page()
-    if options.output:
-        options.output.write_text(page, encoding="utf-8")
-    else:
-        print(page, end="")  # noqa: T201
+    """Print the page of all environments."""
+    print(make_page(), end="")  # noqa: T201
 
 
 def check(options: argparse.Namespace) -> None:

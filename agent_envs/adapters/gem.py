@@ -40,10 +40,6 @@ class OwnEnv(gem.Env):
         text = episode.step(action) and episode.text
         return text, episode.reward, episode.terminated, episode.truncated, dict(episode.info)
 
-    def sample_random_action(self) -> str:
-        """Draw a text."""
-        return self._episode.env.action_space.sample()
-
     def spawn(self, same_state: bool = False, **kwargs: Any) -> Self:
         """Make another one with changed arguments, or a copy in the same state."""
         if same_state:

@@ -12,7 +12,7 @@ PAGE = Path(__file__).parents[2] / "ENVIRONMENTS.md"
 
 def test_the_page_is_up_to_date():
     page = PAGE.read_text(encoding="utf-8")
-    assert page == make_page(), "run: python -m agent_envs list --output ENVIRONMENTS.md"
+    assert page == make_page(), "run: python -m agent_envs list > ENVIRONMENTS.md"
 
 
 def check_declarations(env):
