@@ -55,8 +55,11 @@ class RestorableEnv(gym.Env[str, str]):
     """An environment with snapshots."""
 
     not_in_snapshots: ClassVar[frozenset[str]] = frozenset(
-        {"_made_with", "action_space", "observation_space", "render_mode", "spec", "max_turns"}
-    )
+        {
+            "_made_with", "action_space", "observation_space", "render_mode", "spec", "max_turns",
+            "outer_limits",
+        }
+    )  # fmt: skip
     """Attributes that the constructor makes and no step changes, and those that `on_restore` sets;
     a subclass adds its own. The class of an object whose methods are tools may have it, too."""
     max_turns: int | None = None

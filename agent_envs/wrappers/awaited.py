@@ -6,7 +6,7 @@ from typing import Any
 import gymnasium as gym
 
 from agent_envs.core.async_bridge import resolve
-from agent_envs.core.turn_limit import limits_found
+from agent_envs.core.turn_limit import calling_limits
 
 
 class Awaited(gym.Wrapper[str, str, str, str]):
@@ -16,15 +16,18 @@ class Awaited(gym.Wrapper[str, str, str, str]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[str, dict[str, Any]]:
         """Start an episode."""
-        with limits_found(self.unwrapped, "reset"):
-            result: tuple[str, dict[str, Any]] = resolve(self.env.reset(seed=seed, options=options))
-        return result
+        self._find_limits("reset")
+        return resolve(self.env.reset(seed=seed, options=options))  # type: ignore[no-any-return]
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Take one model turn."""
-        with limits_found(self.unwrapped, "step"):
-            result: tuple[str, float, bool, bool, dict[str, Any]] = resolve(self.env.step(action))
-        return result
+        self._find_limits("step")
+        return resolve(self.env.step(action))  # type: ignore[no-any-return]
+
+    def _find_limits(self, method: str) -> None:
+        base: Any = self.unwrapped
+        base.outer_limits = ()
+        base.outer_limits = calling_limits(base, method)
 
 
 def awaited(env: gym.Env[str, str]) -> gym.Env[str, str]:

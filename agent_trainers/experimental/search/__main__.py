@@ -8,7 +8,6 @@ from typing import Final
 from transformers.hf_argparser import HfArg
 
 from agent_envs.core.lookup import lookup
-from agent_envs.core.turn_limit import turn_limit_of
 from agent_envs.errors import ConfigurationError
 from agent_envs.scoring.statistics import wilson_interval
 from agent_trainers.cli.arguments import check_range, notifier, parse, run_command
@@ -69,7 +68,8 @@ def run(arguments: Sequence[str]) -> None:
         value = ProcessValue.load(options.value)
         if value.tokenizer.get_vocab() != environment.tokenizer.get_vocab():
             raise ConfigurationError(f"--value {options.value}: its tokenizer is not the model's.")
-    longest = turn_limit_of(environment.make_env()) or _LONGEST_EPISODE
+    spec = environment.make_env().spec
+    longest = (spec and spec.max_episode_steps) or _LONGEST_EPISODE
     budget = options.budget_steps or _BUDGET_EPISODES * longest
     tasks = first_tasks(environment.facts.num_tasks, options.num_tasks)
     for name in names:
