@@ -28,7 +28,7 @@ from agent_trainers.rollout.environments import read_reset, template_tools
 from agent_trainers.tasks.env_members import EnvMember, name_members, read_members
 
 if TYPE_CHECKING:
-    from agent_trainers.programs.tasks import ProgramTasks
+    from agent_trainers.programs.rollout import ProgramTasks
 
 DEFAULT_ENV: Final = "AgentR1/SyntheticMultiHop-v0"
 MAX_UNKNOWN_SHARE: Final = 0.1
@@ -225,7 +225,7 @@ class ProgramArguments:
         """Return the program with the tasks of a file."""
         if path is None:
             raise ConfigurationError("--program needs --tasks: a file with a row for each task.")
-        from agent_trainers.programs.tasks import ProgramTasks  # imports torch
+        from agent_trainers.programs.rollout import ProgramTasks  # imports torch
 
         add_working_directory()
         return ProgramTasks(

@@ -41,11 +41,9 @@ class Application:
     """Turns requests into calls of sessions."""
 
     def __init__(self, gateway: "Gateway") -> None:
-        """Serve the sessions of `gateway`."""
         self._gateway = gateway
 
     def asgi(self) -> Starlette:
-        """Return the ASGI application."""
         endpoints = {
             "chat/completions": ("POST", self._chat),
             "responses": ("POST", self._responses),
@@ -106,7 +104,6 @@ class Application:
     async def _read(
         self, http: HttpRequest, session: Session, honoured: Collection[str]
     ) -> Request:
-        """Return the request in a body."""
         limit, received = session.limits.max_body_bytes, bytearray()
         try:
             async with asyncio.timeout(session.limits.call_timeout_seconds):
@@ -129,7 +126,6 @@ class Application:
     async def _sample(
         self, http: HttpRequest, session: Session, role: str, request: Request
     ) -> Turn:
-        """Sample the turn of a call."""
         call = session.begin(request, role)
         started = time.perf_counter()
         try:

@@ -29,7 +29,6 @@ class ConnectionLimit:
     """The open connections by client address. Used by the server's thread only."""
 
     def __init__(self, limit: int) -> None:
-        """Allow `limit` connections."""
         if limit < 1:
             raise ConfigurationError(f"max_connections ({limit}) must be positive.")
         self.limit = limit

@@ -106,12 +106,10 @@ class Conversations:
     """The turns of one session, by the states in which they were sampled."""
 
     def __init__(self, tool_format: ToolFormat) -> None:
-        """Start without turns."""
         self._format = tool_format
         self._turns: dict[int, list[Turn]] = {}  # by the number of messages before them
 
     def add(self, turn: Turn) -> None:
-        """Store a turn."""
         self._turns.setdefault(len(turn.transition.messages), []).append(turn)
 
     def read(

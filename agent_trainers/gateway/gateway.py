@@ -84,7 +84,6 @@ class Gateway:
         self._is_closing = False
 
     def __enter__(self) -> Self:
-        """Start serving."""
         import uvicorn
 
         from agent_trainers.gateway.application import Application

@@ -58,7 +58,6 @@ class SessionLimits:
     """Duration of the session: then its calls are refused, and it counts as failed."""
 
     def __post_init__(self) -> None:
-        """Check that all are positive."""
         for limit in fields(self):
             if (value := getattr(self, limit.name)) <= 0:
                 raise ConfigurationError(f"{limit.name} ({value}) must be positive.")
@@ -213,7 +212,6 @@ class Session:
             )
 
     def record(self, call: Call, generation: Generation, seconds: float) -> Turn:
-        """Record the turn of a call."""
         with self._lock:
             self._check_open()
             self._generate_seconds += seconds

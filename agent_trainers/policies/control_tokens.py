@@ -43,7 +43,6 @@ class ControlTokens:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Read the tokens of `tokenizer`."""
         self._tokenizer = tokenizer
         self._backend: Tokenizer | None = getattr(tokenizer, "backend_tokenizer", None)
         added: dict[int, AddedToken] = dict(sorted(tokenizer.added_tokens_decoder.items()))
@@ -81,26 +80,19 @@ class ControlTokens:
             return [self.guard(item, own) for item in value]
         return value
 
-    def encode(self, text: str, marked: str) -> list[int]:
-        """Return the tokens of `text`, with no control tokens but the template's.
+    def encode(self, marked: str) -> list[int]:
+        """Return the tokens of a text that was rendered from guarded texts.
 
         They are the tokenizer's own unless that would read text as a control token.
-
-        Args:
-            text: A rendered conversation, or a part of one.
-            marked: The same rendered from guarded texts.
         """
-        ids: list[int] = self._tokenizer(clean(text), add_special_tokens=False)["input_ids"]
+        text = clean(marked.replace(_START, "").replace(_EDGE, ""))
+        ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         if marked == text and not self._hides_markup(text):
             return ids
         written = [id for id, _, _ in self.find(marked) if id in self._control_ids]
         if [id for id in ids if id in self._control_ids] == written:
             return ids
         return self._encode_marked(marked)
-
-    def encode_text(self, text: str) -> list[int]:
-        """Return the tokens of a text without control tokens."""
-        return self.encode(text, self.guard(text))
 
     def find(self, marked: str) -> Iterator[tuple[int, int, int]]:
         """Yield the template's control tokens in a rendered text: id, start and end."""

@@ -51,7 +51,6 @@ class TokenPolicy(Policy):
         self._slot_model, self._max_slots = slot_model, max_slots
 
     def open_stream(self) -> GenerationStream:
-        """Return the stream for the episodes of one rollout."""
         if self._slot_model is None:
             return super().open_stream()
         return SlotStream(
@@ -63,7 +62,6 @@ class TokenPolicy(Policy):
         )
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
-        """Return one generation per request, in order."""
         prompts = [self._prompt_ids(request) for request in requests]
         fitting = [i for i, prompt in enumerate(prompts) if len(prompt) <= self._max_prompt_tokens]
         completions = self._complete(
@@ -73,20 +71,16 @@ class TokenPolicy(Policy):
         return [self._generation(prompt, sampled.get(i)) for i, prompt in enumerate(prompts)]
 
     def count_tokens(self, messages: Sequence[Message], tools: Schemas) -> int:
-        """Count the tokens of a state."""
         return self._renderer.count_tokens(messages, tools)
 
     def encode(self, request: GenerationRequest) -> list[int] | None:
-        """Return the tokens of a state; None if it does not fit."""
         ids = self._prompt_ids(request)
         return ids if len(ids) <= self._max_prompt_tokens else None
 
     def decode(self, completion_ids: Sequence[int]) -> str:
-        """Return sampled tokens as text, without special tokens."""
         return self._renderer.decode(completion_ids)
 
     def shows_tools(self, tools: Sequence[dict[str, Any]]) -> bool:
-        """Return whether the chat template shows tools."""
         return self._renderer.shows_tools(tools)
 
     def _prompt_ids(self, request: GenerationRequest) -> list[int]:
@@ -226,7 +220,6 @@ class VLLMServerPolicy(TokenPolicy):
         )
 
     def close(self) -> None:
-        """Close the connections; further requests fail."""
         self._client.api.close()
 
     def _complete_all(

@@ -48,7 +48,6 @@ class Usage:
     completion_tokens: int = 0
 
     def __add__(self, other: "Usage") -> "Usage":
-        """Return the sum."""
         return Usage(
             calls=self.calls + other.calls,
             prompt_tokens=self.prompt_tokens + other.prompt_tokens,
@@ -76,7 +75,6 @@ class Generation:
 
     @property
     def spent(self) -> Usage:
-        """Usage of the turn."""
         if self.usage is not None:
             return self.usage
         if self.finish_reason == "overflow":
@@ -97,7 +95,6 @@ class GenerationStream(ABC):
     """Whether waiting a moment for more requests before the next `advance` pays."""
 
     def __init__(self) -> None:
-        """Start without requests."""
         self._waiting: dict[int, GenerationRequest] = {}
 
     @property
@@ -130,7 +127,6 @@ class WaveStream(GenerationStream):
     gathers = True
 
     def __init__(self, generate: Generate) -> None:
-        """Use `generate` for each batch."""
         super().__init__()
         self._generate = generate
 
@@ -145,14 +141,12 @@ class ConcurrentStream(GenerationStream):
     """Concurrent generation of single requests, for policies that are servers."""
 
     def __init__(self, generate: Generate, max_concurrency: int) -> None:
-        """Call `generate` in up to `max_concurrency` threads."""
         super().__init__()
         self._generate, self._max_concurrency = generate, max_concurrency
         self._session = CallSession()
 
     @property
     def has_requests(self) -> bool:
-        """Whether any request is pending or running."""
         return bool(self._waiting) or len(self._session) > 0
 
     def advance(self) -> list[StreamedResult]:
@@ -167,7 +161,6 @@ class ConcurrentStream(GenerationStream):
         ]
 
     def drop(self, key: int) -> None:
-        """Remove episode `key`; a running call is abandoned."""
         super().drop(key)
         self._session.abandon(key)
 
@@ -223,19 +216,15 @@ class ScriptedPolicy(Policy):
         self._act = act
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
-        """Return one generation per request, in order."""
         return [self._generation(request) for request in requests]
 
     def count_tokens(self, messages: Sequence[Message], tools: Schemas) -> int:
-        """Count the bytes of a state."""
         return sum(len(_bytes(message["content"])) for message in messages)
 
     def encode(self, request: GenerationRequest) -> list[int]:
-        """Return the bytes of a state."""
         return [token for message in request.messages for token in _bytes(message["content"])]
 
     def decode(self, completion_ids: Sequence[int]) -> str:
-        """Return bytes as text."""
         return bytes(completion_ids).decode("utf-8", "replace")
 
     def _generation(self, request: GenerationRequest) -> Generation:
@@ -255,7 +244,6 @@ class PolicyWrapper(Policy):
     """
 
     def __init__(self, policy: Policy) -> None:
-        """Wrap `policy`."""
         self.policy = policy
         self.max_concurrency = policy.max_concurrency
         self.sampling = policy.sampling
@@ -269,7 +257,6 @@ class PolicyWrapper(Policy):
         return generation
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
-        """Return one generation per request, in order."""
         changed = [self.before(request) for request in requests]
         replies = iter(
             self.policy.generate([each for each in changed if isinstance(each, GenerationRequest)])
@@ -280,19 +267,15 @@ class PolicyWrapper(Policy):
         ]
 
     def count_tokens(self, messages: Sequence[Message], tools: Schemas) -> int:
-        """Count the tokens of a state."""
         return self.policy.count_tokens(messages, tools)
 
     def encode(self, request: GenerationRequest) -> list[int] | None:
-        """Return the tokens of a state for the wrapped policy."""
         return self.policy.encode(request)
 
     def decode(self, completion_ids: Sequence[int]) -> str | None:
-        """Return sampled tokens as text."""
         return self.policy.decode(completion_ids)
 
     def shows_tools(self, tools: Sequence[dict[str, Any]]) -> bool:
-        """Return whether the model sees the tools of a request."""
         return self.policy.shows_tools(tools)
 
 

@@ -97,15 +97,11 @@ class ChatRenderer:
 
     def message_ids(self, messages: Sequence[Message], tools: Schemas) -> list[int]:
         """Return the tokens of the last message, a turn of the model with structured calls."""
-        guarded, schemas = self._guard(messages), self.control_tokens.guard(tools)
-        return self.control_tokens.encode(
-            self._last_turn(messages, tools), self._last_turn(guarded, schemas)
-        )
+        return self.control_tokens.encode(self._last_turn(self._guard(messages), tools))
 
     def note_ids(self, text: str) -> list[int]:
         """Return the tokens of a text in a message that may quote the model's turns."""
-        marked = self.control_tokens.guard(text, self._own_markup)
-        return self.control_tokens.encode(clean(text), marked)
+        return self.control_tokens.encode(self.control_tokens.guard(text, self._own_markup))
 
     def end_of_state(self, prompt_ids: Sequence[int]) -> int | None:
         """Return the index at which the user's message before the model's turn ends, if any."""
@@ -113,8 +109,9 @@ class ChatRenderer:
         return max((i for i, id in enumerate(prompt_ids) if id == end), default=None)
 
     def _last_turn(self, messages: Sequence[Message], tools: Schemas) -> str:
-        before = self._apply_template(messages[:-1], tools)
-        whole = self._apply_template(messages, tools, add_generation_prompt=False)
+        schemas = self.control_tokens.guard(tools)
+        before = self._apply_template(messages[:-1], schemas)
+        whole = self._apply_template(messages, schemas, add_generation_prompt=False)
         if not whole.startswith(before):
             raise ConfigurationError(
                 f"The chat template of {self.tokenizer.name_or_path!r} does not write a turn after "
@@ -125,18 +122,14 @@ class ChatRenderer:
         return turn[: next(ends, len(turn))]
 
     def decode(self, completion_ids: Sequence[int]) -> str:
-        """Return sampled tokens as text, without special tokens."""
         text = self.tokenizer.decode(list(completion_ids), skip_special_tokens=True)
         assert isinstance(text, str)
         return text
 
     def _encode_new_state(self, key: str) -> list[int]:
         messages, tools = json.loads(key)
-        text = self._apply_template(messages, tools)
-        guarded = self._guard(messages), self.control_tokens.guard(tools)
-        is_plain = guarded == (messages, tools)
         return self.control_tokens.encode(
-            text, text if is_plain else self._apply_template(*guarded)
+            self._apply_template(self._guard(messages), self.control_tokens.guard(tools))
         )
 
     def _encode_new_suffix(self, key: str, last_id: int) -> list[int] | None:
@@ -145,13 +138,11 @@ class ChatRenderer:
         None if the template's own text does not show the place.
         """
         reply, tools = json.loads(key)
-        guarded = self._guard(reply), self.control_tokens.guard(tools)
-        marked = self._suffix(*guarded, last_id)
-        text = marked if guarded == (reply, tools) else self._suffix(reply, tools, last_id)
-        if text is None or marked is None:
+        marked = self._suffix(self._guard(reply), self.control_tokens.guard(tools), last_id)
+        if marked is None:
             return None
         # Encoded with the previous token: some tokenizers treat the start of a text differently.
-        ids = self.control_tokens.encode(text, marked)
+        ids = self.control_tokens.encode(marked)
         return ids[1:] if ids[:1] == [last_id] else None
 
     def _suffix(self, reply: Sequence[Message], tools: Schemas, last_id: int) -> str | None:

@@ -53,12 +53,10 @@ class SamplingSettings:
 
     @property
     def distribution(self) -> dict[str, float]:
-        """Parameters of the sampling distribution by name."""
         names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
         return {name: getattr(self, name) or 0.0 for name in names}
 
     def warpers(self) -> LogitsProcessorList:
-        """Return the processors that shape the distribution."""
         warpers = LogitsProcessorList()
         if self.temperature not in (0.0, 1.0):
             warpers.append(TemperatureLogitsWarper(self.temperature))

@@ -152,11 +152,9 @@ class OpenAIPolicy(Policy):
         )
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
-        """Return one generation per request, in order; thread-safe."""
         return self._client.map(self._turn, requests)
 
     def close(self) -> None:
-        """Close the connections."""
         self._client.api.close()
 
     def _turn(self, request: GenerationRequest) -> Generation:

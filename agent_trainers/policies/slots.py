@@ -164,7 +164,6 @@ class SlotStream(GenerationStream):
 
     @property
     def has_requests(self) -> bool:
-        """Whether any request is pending or running."""
         return bool(self._waiting or self._prefilling or self._decoding)
 
     def add(self, key: int, request: GenerationRequest) -> None:
@@ -173,7 +172,6 @@ class SlotStream(GenerationStream):
         self._idle.pop(key, None)
 
     def drop(self, key: int) -> None:
-        """Free the slot of episode `key`."""
         for turns in (self._waiting, self._prefilling, self._decoding, self._idle):
             turns.pop(key, None)
         if key in self._stored:
@@ -185,7 +183,6 @@ class SlotStream(GenerationStream):
             self._idle[key] = None
 
     def close(self) -> None:
-        """Leave the model's context and free the memory."""
         self._context.close()
         self._cache = SlotCache()
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from agent_trainers.programs.environment_tools import EnvironmentTools
     from agent_trainers.programs.program import Outcome, ProgramSession
-    from agent_trainers.programs.tasks import ProgramTasks
+    from agent_trainers.programs.rollout import ProgramTasks
 
 __all__ = ["EnvironmentTools", "Outcome", "ProgramSession", "ProgramTasks"]
 
@@ -17,7 +17,7 @@ _MODULES: Final = {
     "EnvironmentTools": "environment_tools",
     "Outcome": "program",
     "ProgramSession": "program",
-    "ProgramTasks": "tasks",
+    "ProgramTasks": "rollout",
 }
 
 

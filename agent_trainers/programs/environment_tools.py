@@ -57,15 +57,12 @@ class EnvironmentTools:
         return Outcome(reward=self._reward, metrics=metrics, actions=actions, truncated=cut)
 
     def close(self) -> None:
-        """Close the environment."""
         self._env.close()
 
     def __enter__(self) -> Self:
-        """Return this object, which is closed at the end of the block."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the environment."""
         self.close()
 
     def _step(self, action: str) -> str:

@@ -1,29 +1,100 @@
-"""Collect many episodes of a program at once against one policy, as `Rollout` does of environments.
+"""Programs and their tasks in place of an environment, and the collection of their episodes.
 
-A program that raises, hangs or dies ends its own episode, with the error recorded.
+`ProgramRollout` runs many episodes at once, as `Rollout` does in environments. A program that
+raises, hangs or dies ends its own episode, with the error recorded.
 """
 
 import copy
+import os
 import traceback
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any, Final
 
 from agent_envs.core.async_bridge import CallSession, resolve
-from agent_envs.errors import RolloutError
+from agent_envs.data.records import read_records
+from agent_envs.errors import ConfigurationError, DataError, RolloutError
 from agent_trainers.gateway import Gateway, Session, SessionLimits
-from agent_trainers.policies.policy import Policy
-from agent_trainers.programs.program import Outcome, ProgramSession, read_outcome
-from agent_trainers.programs.runners import Run
+from agent_trainers.policies.policy import Policy, Schemas
+from agent_trainers.programs.program import (
+    Outcome,
+    Program,
+    ProgramSession,
+    ScoreAnswer,
+    check_role,
+    find_reward,
+    read_outcome,
+)
+from agent_trainers.programs.runners import Run, make_runner
 from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
 
-if TYPE_CHECKING:
-    from agent_trainers.programs.tasks import ProgramTasks
-
 OnEnd = Callable[[Trajectory], None]
+PROCESSES_PER_CORE: Final = 4
+"""Programs wait for the model most of the time."""
+
+
+class ProgramTasks:
+    """A program and its tasks, in place of an environment in `StepGRPOTrainer`."""
+
+    tools: Schemas = None
+    reward_terms: Mapping[str, float] | None = None
+    outcome_terms: frozenset[str] = frozenset({"outcome"})
+
+    def __init__(
+        self,
+        program: str | Program,
+        tasks: str | Path | Sequence[Mapping[str, Any]],
+        *,
+        reward: str | ScoreAnswer | None = None,
+        runner: str = "thread",
+        variables: Sequence[str] = (),
+        max_concurrency: int | None = None,
+        max_calls: int = 64,
+        frozen_roles: Sequence[str] = (),
+        ignored_parameters: Sequence[str] = (),
+    ) -> None:
+        """Choose the program and its tasks.
+
+        Args:
+            program: ``"my_module:my_function"``, a command line, or a function.
+            tasks: A file with one row per task (see `read_records`), or the rows.
+            reward: The function that scores the program's answer: one of `REWARDS`, an import path,
+                or a function; None where the program returns a reward.
+            runner: One of `RUNNERS`.
+            variables: Environment variables that a process gets besides the usual ones.
+            max_concurrency: Programs that run at once. If not given, a whole batch in threads, and
+                `PROCESSES_PER_CORE` per core otherwise.
+            max_calls: Calls to the model per episode; it is truncated there.
+            frozen_roles: Roles that the model acts in but is not trained on.
+            ignored_parameters: Parameters of requests that are ignored; see `Gateway`.
+        """
+        self.tasks = read_records(tasks) if isinstance(tasks, str | Path) else [*tasks]
+        if not self.tasks:
+            raise DataError("tasks: there is no task in it.")
+        for name, value in (("max_concurrency", max_concurrency), ("max_calls", max_calls)):
+            if value is not None and value < 1:
+                raise ConfigurationError(f"{name} must be at least 1, not {value}.")
+        for role in frozen_roles:
+            check_role(role)
+        if max_concurrency is None and runner != "thread":
+            max_concurrency = PROCESSES_PER_CORE * (os.cpu_count() or 1)
+        self.start_run = make_runner(runner, program, variables)
+        self.score = find_reward(reward) if isinstance(reward, str) else reward
+        self.max_concurrency, self.max_calls = max_concurrency, max_calls
+        self.frozen_roles = frozenset(frozen_roles)
+        self.ignored_parameters = tuple(ignored_parameters)
+
+    @property
+    def num_tasks(self) -> int:
+        return len(self.tasks)
+
+    def make_rollout(self, policy: Policy, **settings: Any) -> "ProgramRollout":
+        """Return a rollout of the program with `policy`; `settings` are those of `Rollout`."""
+        return ProgramRollout(self, policy, **settings)
 
 
 class ProgramRollout:
@@ -31,7 +102,7 @@ class ProgramRollout:
 
     def __init__(
         self,
-        source: "ProgramTasks",
+        source: ProgramTasks,
         policy: Policy,
         *,
         step_timeout: float = 300.0,
@@ -39,10 +110,9 @@ class ProgramRollout:
         is_any_active: Callable[[bool], bool] | None = None,
     ) -> None:
         """Prepare to run; `step_timeout` is the time without a call; else see `Rollout`."""
-        self.source, self.policy = source, policy
-        self.step_timeout, self.episode_timeout = step_timeout, episode_timeout
-        self.is_any_active = is_any_active
-        self.limits = SessionLimits(
+        self._source, self._policy = source, policy
+        self._step_timeout, self._is_any_active = step_timeout, is_any_active or bool
+        self._limits = SessionLimits(
             max_calls=source.max_calls, timeout_seconds=episode_timeout or 2.0**31
         )
 
@@ -53,42 +123,30 @@ class ProgramRollout:
 
         `on_end` is called with each trajectory as it ends.
         """
+        self._specs, self._on_end = specs, on_end
+        self._calls = CallSession()
+        self._waiting = deque(range(len(specs)))
+        self._running: dict[int, tuple[Session, Run]] = {}
+        self._ended: dict[int, Trajectory] = {}
         with Gateway(
-            self.policy,
-            limits=self.limits,
-            ignored_parameters=self.source.ignored_parameters,
+            self._policy,
+            limits=self._limits,
+            ignored_parameters=self._source.ignored_parameters,
             in_thread=False,
-        ) as gateway:
-            collection = _Collection(self, gateway, specs, on_end)
+        ) as self._gateway:
             try:
-                gateway.generate(collection.advance, self.is_any_active or bool)
+                self._gateway.generate(self._advance, self._is_any_active)
             finally:
-                collection.stop()
-        return [collection.ended[key] for key in range(len(specs))]
+                for _, run in self._running.values():
+                    run.stop()
+        return [self._ended[key] for key in range(len(specs))]
 
     def close(self) -> None:
         """Do nothing."""
 
-
-class _Collection:
-    """The episodes of one call of `collect`, by their position among its specs."""
-
-    def __init__(
-        self,
-        rollout: ProgramRollout,
-        gateway: Gateway,
-        specs: Sequence[EpisodeSpec],
-        on_end: OnEnd | None,
-    ) -> None:
-        self._rollout, self._gateway, self._specs, self._on_end = rollout, gateway, specs, on_end
-        self._calls = CallSession()
-        self._waiting = deque(range(len(specs)))
-        self._running: dict[int, tuple[Session, Run]] = {}
-        self.ended: dict[int, Trajectory] = {}
-
-    def advance(self) -> bool:
+    def _advance(self) -> bool:
         """Start episodes and end those that are over; return whether any is left."""
-        most = self._rollout.source.max_concurrency or len(self._specs)
+        most = self._source.max_concurrency or len(self._specs)
         while self._waiting and len(self._running) < most:
             self._start(self._waiting.popleft())
         for ended in self._calls.wait(0.0):
@@ -98,60 +156,49 @@ class _Collection:
             else:
                 self._end(ended.key, _fail_episode(session, ended.error))
         self._end_late_episodes()
-        return len(self.ended) < len(self._specs)
-
-    def stop(self) -> None:
-        """End all running programs."""
-        for _, run in self._running.values():
-            run.stop()
-
-    def _open(self, key: int, seed: int = 0) -> Session:
-        spec = self._specs[key]
-        return self._gateway.open(task_id=str(spec.task), group_id=spec.group_id, seed=seed)
+        return len(self._ended) < len(self._specs)
 
     def _start(self, key: int) -> None:
         spec = self._specs[key]
         task = spec.task
         assert task is not None  # programs have no tasks of their own to draw
         seed = int(spec.rng.integers(2**63))
-        session = self._open(key, seed)
+        session = self._gateway.open(task_id=str(task), group_id=spec.group_id, seed=seed)
         endpoint = ProgramSession(base_url=session.base_url, key=session.key, seed=seed)
-        run = self._rollout.source.start_run(endpoint, self._row(task))
+        run = self._source.start_run(endpoint, self._row(task))
         self._running[key] = session, run
         self._calls.submit(key, lambda: self._outcome(run, task))
 
     def _row(self, task: int) -> dict[str, Any]:
         """Return a copy of a task, which programs may modify."""
-        return copy.deepcopy(dict(self._rollout.source.tasks[task]))
+        return copy.deepcopy(dict(self._source.tasks[task]))
 
     def _outcome(self, run: Run, task: int) -> Outcome:
         """Run the program and score its result; called in its own thread."""
         value = run.result()
-        if (score := self._rollout.source.score) is not None:
-            value = resolve(score(self._row(task), value))
+        if self._source.score is not None:
+            value = resolve(self._source.score(self._row(task), value))
         return read_outcome(value)
 
     def _end_late_episodes(self) -> None:
-        rollout = self._rollout
         for key, (session, _) in list(self._running.items()):
-            if session.idle_seconds > rollout.step_timeout:
-                text = f"the program did not call the model for {rollout.step_timeout:g} seconds"
+            if session.idle_seconds > self._step_timeout:
+                text = f"the program did not call the model for {self._step_timeout:g} seconds"
             elif session.seconds_left <= 0:
-                text = f"the episode took longer than {rollout.episode_timeout:g} seconds"
+                text = f"the episode took longer than {session.limits.timeout_seconds:g} seconds"
             else:
                 continue
             self._end(key, session.close(stop_reason=StopReason.TIMEOUT, error=text))
 
     def _end(self, key: int, trajectory: Trajectory) -> None:
-        frozen = self._rollout.source.frozen_roles
+        frozen = self._source.frozen_roles
         steps = [
             replace(step, info={**step.info, "is_frozen": True}) if step.role in frozen else step
             for step in trajectory.transitions
         ]
-        trajectory = self.ended[key] = replace(trajectory, transitions=steps)
+        trajectory = self._ended[key] = replace(trajectory, transitions=steps)
         self._calls.abandon(key)
-        if key in self._running:
-            self._running.pop(key)[1].stop()
+        self._running.pop(key)[1].stop()
         if self._on_end is not None:
             self._on_end(trajectory)
 

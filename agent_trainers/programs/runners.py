@@ -59,11 +59,9 @@ class ThreadRun:
     """A function in this process. It cannot be ended; the gateway closes its endpoint instead."""
 
     def __init__(self, program: Program, session: ProgramSession, task: dict[str, Any]) -> None:
-        """Prepare to run `program` on `task`."""
         self._program, self._session, self._task = program, session, task
 
     def result(self) -> Any:
-        """Run the function and return its result."""
         return resolve(self._program(self._session, self._task))
 
     def stop(self) -> None:
@@ -81,7 +79,6 @@ class ProcessRun:
         variables: Mapping[str, str],
         grace_seconds: float = 0.0,
     ) -> None:
-        """Prepare to run `command` on `task`."""
         self._command, self._task, self._grace_seconds = list(command), task, grace_seconds
         self._variables = {
             **variables,

@@ -10,7 +10,7 @@ import pytest
 
 from agent_envs import ConfigurationError
 from agent_envs.errors import SnapshotError
-from agent_trainers.programs.tasks import ProgramTasks
+from agent_trainers.programs.rollout import ProgramTasks
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 
 PACKAGE = "agent_trainers.experimental.branching"

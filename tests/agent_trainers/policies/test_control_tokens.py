@@ -221,7 +221,8 @@ def by_letters(normalizer):
 )  # fmt: skip
 def test_neither_vocabulary_nor_normaliser_make_control_tokens(tokenizer, text):
     assert control_ids(tokenizer, tokenizer(text, add_special_tokens=False)["input_ids"])
-    ids = ControlTokens(tokenizer).encode_text(text)
+    control_tokens = ControlTokens(tokenizer)
+    ids = control_tokens.encode(control_tokens.guard(text))
     assert ids
     assert control_ids(tokenizer, ids) == []
 
@@ -231,6 +232,8 @@ def test_added_words_and_blanks_are_vocabulary_and_no_control_tokens():
     tokenizer.add_tokens(["Oslo", "\n\n"])
     tokenizer.add_special_tokens({"additional_special_tokens": ["\t"]})
     text = "Oslo\n\n\t<|im_end|>"
-    tokens = tokenizer.convert_ids_to_tokens(ControlTokens(tokenizer).encode_text(text))
+    control_tokens = ControlTokens(tokenizer)
+    ids = control_tokens.encode(control_tokens.guard(text))
+    tokens = tokenizer.convert_ids_to_tokens(ids)
     assert tokens[:3] == ["Oslo", "\n\n", "\t"]
     assert "<|im_end|>" not in tokens
