@@ -20,6 +20,7 @@ from agent_trainers.trajectory import Trajectory
 
 NUM_BATCHES: Final = 5
 """Batches at the start of the run, and most recent batches, that are compared."""
+FARMED: Final = "farmed/"
 _RETURN: Final = "return_without_success"
 _RISE: Final = 0.05  # of success, with which more work is no sign
 _FALL: Final = 0.1
@@ -75,62 +76,56 @@ Tally = dict[str, list[float]]
 """Numerator and denominator of each figure of a batch."""
 
 
-class WatchedEpisode(NamedTuple):
-    """An episode with the number of marks per sign and its farmed reward terms."""
-
-    summary: EpisodeSummary
-    signs: Mapping[str, int]
-    farmed: Sequence[str]
+WatchedEpisode = tuple[EpisodeSummary, Mapping[str, int]]
+"""An episode with its `signs_of`."""
 
 
-def signs_of(trajectory: Trajectory) -> tuple[Mapping[str, int], Sequence[str]]:
-    """Return the number of marks per sign and the farmed reward terms."""
-    signs = Counter(mark.sign for mark in find_marks(trajectory))
-    return dict(signs), tuple(farmed_terms(trajectory))
+def signs_of(trajectory: Trajectory) -> dict[str, int]:
+    """Return the number of marks per sign, and of steps per farmed term, ``farmed/<name>``."""
+    farmed = {f"{FARMED}{name}": count for name, count in farmed_terms(trajectory).items()}
+    return Counter(mark.sign for mark in find_marks(trajectory)) | Counter(farmed)
 
 
 def tally(episodes: Sequence[WatchedEpisode], earlier: Sequence[Tally] = ()) -> Tally:
     """Count the signs of a batch; `earlier` tallies help to estimate what a success is paid."""
-    scored = [e for e in episodes if e.summary.is_scorable]
-    returns = [sum(e.summary.rewards) for e in scored]
-    measured = [e for e in scored if "success" in e.summary.metrics]
-    solved = [e for e in measured if e.summary.success]
-    failed = [e for e in measured if not e.summary.success]
-    num_calls = sum(sum(e.summary.tool_calls.values()) for e in scored)
-    num_turns = sum(e.summary.num_steps for e in scored)
-    num_killed = sum("judge_killed" in e.signs for e in episodes)
+    scored = [(e, signs) for e, signs in episodes if e.is_scorable]
+    measured = [(e, signs) for e, signs in scored if "success" in e.metrics]
+    solved = [e for e, _ in measured if e.success]
+    failed = [(e, signs) for e, signs in measured if not e.success]
+    returns = [sum(e.rewards) for e, _ in scored]
+    num_calls = sum(sum(e.tool_calls.values()) for e, _ in scored)
+    num_turns = sum(e.num_steps for e, _ in scored)
+    num_killed = sum("judge_killed" in signs for _, signs in episodes)
     sums: dict[str, tuple[float, float]] = {
         "success": (len(solved), len(measured)),
         "return": (sum(returns), len(scored)),
         "return_squared": (sum(r**2 for r in returns), len(scored)),
-        "solved": (sum(sum(e.summary.rewards) for e in solved), len(solved)),
-        "length": (sum(sum(e.summary.lengths) for e in scored), num_turns),
+        "solved": (sum(sum(e.rewards) for e in solved), len(solved)),
+        "length": (sum(sum(e.lengths) for e, _ in scored), num_turns),
         "tool_flooding": (num_calls, len(scored)),
-        "repeated_calls": (sum(e.signs.get("repeated_calls", 0) for e in scored), num_calls),
-        "empty_thoughts": (sum(e.signs.get("empty_thoughts", 0) for e in scored), num_turns),
+        "repeated_calls": (sum(s.get("repeated_calls", 0) for _, s in scored), num_calls),
+        "empty_thoughts": (sum(s.get("empty_thoughts", 0) for _, s in scored), num_turns),
         "judge_killed": (num_killed, len(scored) + num_killed),
     }
     for name in ("answer_every_turn", "copied_passages", "judge_addressed"):
-        sums[name] = (sum(name in e.signs for e in scored), len(scored))
-    for name in {name for e in solved for name in e.summary.reward_terms}:
-        paid = sum(e.summary.reward_terms.get(name, 0.0) for e in solved)
-        sums[f"solved/{name}"] = (paid, len(solved))
+        sums[name] = (sum(name in signs for _, signs in scored), len(scored))
+    for name in {name for e in solved for name in e.reward_terms}:
+        sums[f"solved/{name}"] = (sum(e.reward_terms.get(name, 0.0) for e in solved), len(solved))
     counts = {name: [float(part), float(whole)] for name, (part, whole) in sums.items() if whole}
     known = [*earlier, counts]
     if measured:
-        worth = mean(known, "solved")
-        if worth is not None:
-            paid_like = sum(sum(e.summary.rewards) >= worth - _ROUNDING for e in failed)
-            counts["paid_failures"] = [float(paid_like), float(len(measured))]
+        if (worth := mean(known, "solved")) is not None:
+            num_paid = sum(sum(e.rewards) >= worth - _ROUNDING for e, _ in failed)
+            counts["paid_failures"] = [float(num_paid), float(len(measured))]
         # they collected more of a term than a success does
-        farming = sum(
+        num_farming = sum(
             any(
-                e.summary.reward_terms.get(n, 0.0) > (mean(known, f"solved/{n}") or 0) + _ROUNDING
-                for n in e.farmed
+                e.reward_terms.get(name, 0.0) > (mean(known, f"solved/{name}") or 0) + _ROUNDING
+                for name in (n.removeprefix(FARMED) for n in signs if n.startswith(FARMED))
             )
-            for e in failed
+            for e, signs in failed
         )
-        counts["format_farming"] = [float(farming), float(len(measured))]
+        counts["format_farming"] = [float(num_farming), float(len(measured))]
     return counts
 
 
@@ -203,9 +198,8 @@ class HackWatch(Extension):
     def metrics(self, mode: str, step: int, batch: Any) -> Mapping[str, float]:
         """Return the counters of a batch, and the alarms of a training batch."""
         own = [signs_of(trajectory) for trajectory in batch.record.trajectories]
-        gathered = self.trainer.processes.all_gather_objects(own)
-        pairs = zip(batch.episodes, gathered, strict=True)
-        episodes = [WatchedEpisode(summary, *signs) for summary, signs in pairs]
+        signs = self.trainer.processes.all_gather_objects(own)
+        episodes = list(zip(batch.episodes, signs, strict=True))
         return self.add(step, episodes) if mode == "train" else counters([tally(episodes)])
 
     def active(self) -> list[tuple[str, str]]:
@@ -223,20 +217,16 @@ class HackWatch(Extension):
     def add(self, step: int, episodes: Sequence[WatchedEpisode]) -> dict[str, float]:
         """Add the batch of an optimiser step and return its figures."""
         tallies = []
-        for env in dict.fromkeys(episode.summary.env for episode in episodes):
-            own = [episode for episode in episodes if episode.summary.env == env]
+        for env in dict.fromkeys(summary.env for summary, _ in episodes):
+            own = [episode for episode in episodes if episode[0].env == env]
             tallies.append(self._histories.setdefault(env, _History()).add(own))
         active = self.active()
         for env, name in active:
             text = f"{name}{f' in {env}' if env else ''}: {self._histories[env].describe(name)}"
             if (env, name) not in self._alarms:
                 _log.warning("Possible reward hacking at step %d: %s", step, text)
-            alarm = {
-                "sign": name,
-                "env": env,
-                "first_step": step,
-                **self._alarms.get((env, name), {}),
-            }
+            alarm = {"sign": name, "env": env, "first_step": step}
+            alarm |= self._alarms.get((env, name), {})
             self._alarms[env, name] = alarm | {"last_step": step, "text": text}
         figures = counters(tallies) | {"hacking/alarms": float(len(active))}
         return figures | {f"hacking/alarm/{name}": 1.0 for _, name in active}

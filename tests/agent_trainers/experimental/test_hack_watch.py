@@ -12,7 +12,6 @@ from agent_trainers.experimental.hack_watch.signs import find_marks
 from agent_trainers.experimental.hack_watch.watch import (
     NUM_BATCHES,
     HackWatch,
-    WatchedEpisode,
     signs_of,
 )
 from agent_trainers.monitoring.episode_statistics import summarise
@@ -55,7 +54,7 @@ def make(wrap=lambda env: env, **settings):
 
 
 def watched(trajectory, **changes):
-    return WatchedEpisode(replace(summarise(trajectory), **changes), *signs_of(trajectory))
+    return replace(summarise(trajectory), **changes), signs_of(trajectory)
 
 
 @functools.cache
@@ -204,7 +203,7 @@ def test_a_rising_return_with_falling_success_raises_an_alarm():
 
     def batch(rewards, successes):
         return [
-            WatchedEpisode(replace(summary, rewards=(r,), metrics={"success": s}), {}, ())
+            (replace(summary, rewards=(r,), metrics={"success": s}), {})
             for r, s in zip(rewards, successes, strict=True)
         ]
 
