@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from agent_envs.errors import ConfigurationError
@@ -59,13 +58,10 @@ class BatchBuilder:
             tensors |= extension.batch_tensors(policy, trajectories, rows, tensors)
 
         own = [summarise(trajectory, reward_factors) for trajectory in trajectories]
-        credited = own
-        if self._args.kl_placement == "reward":
-            credited = self._with_kl_in_reward(rows, tensors, own)
-        everyone = self._processes.all_gather_objects(list(zip(own, credited, strict=True)))
+        episodes = self._processes.all_gather_objects(own)
         first = self._processes.num_before(len(own))
         record = BatchRecord(trajectories=trajectories, rows=rows, tensors=tensors)
-        credit = self._trainer.assign_credit(record, [after for _, after in everyone], first)
+        credit = self._trainer.assign_credit(record, episodes, first)
 
         advantages = credit.advantages[first : first + len(own)]
         masks = credit_masks(rows, actions_only=self._args.advantage_mask)
@@ -73,7 +69,7 @@ class BatchBuilder:
         spread = spread_over_tokens(rows, masks, advantages, num_steps)
         tensors |= {"advantages": pad_like(spread, tokens), **credit.tensors}
         record = dataclasses.replace(record, advantages=advantages)
-        return BuiltBatch(record, [episode for episode, _ in everyone], credit)
+        return BuiltBatch(record, episodes, credit)
 
     def _make_rows(self, trajectories: Sequence[Trajectory]) -> list[Row]:
         rows: list[Row] = []
@@ -106,25 +102,3 @@ class BatchBuilder:
         padding = [padding_row(self._pad)] * (num_rows - len(rows))
         tensors = collate([*rows, *padding], self._pad, self._args.pad_to_multiple_of)
         return {name: tensor.to(self._processes.device) for name, tensor in tensors.items()}
-
-    def _with_kl_in_reward(
-        self,
-        rows: Sequence[Row],
-        tensors: Mapping[str, torch.Tensor],
-        episodes: Sequence[EpisodeSummary],
-    ) -> list[EpisodeSummary]:
-        """Subtract beta times the divergence from the reference from the rewards.
-
-        Per step ``sum_j log pi_old - log pi_ref`` over its sampled tokens (Ouyang et al., 2022,
-        arXiv 2203.02155, eq. 2).
-        """
-        old = tensors.get("old_per_token_logps", tensors["sampling_per_token_logps"])
-        divergence = (old - tensors["ref_per_token_logps"]) * tensors["action_mask"]
-        rewards = [np.array(episode.rewards, float) for episode in episodes]
-        for row, values in zip(rows, divergence.cpu().numpy(), strict=False):  # padding comes last
-            own = self._args.beta * values[: len(row.steps)]
-            np.subtract.at(rewards[row.episode], row.steps, own)
-        return [
-            dataclasses.replace(episode, rewards=tuple(values.tolist()))
-            for episode, values in zip(episodes, rewards, strict=True)
-        ]

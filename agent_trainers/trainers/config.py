@@ -107,7 +107,6 @@ _RANGES: Final[Ranges] = {
 _CHOICES: Final[Mapping[str, Collection[str]]] = {
     "importance_sampling_level": RATIO_LEVELS,
     "loss_denominator": DENOMINATORS,
-    "kl_placement": ("loss", "reward"),
 }
 _BF16_INSTRUCTIONS: Final = ("avx512_bf16", "amx_bf16")
 
@@ -158,11 +157,6 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
     advantage_mask: bool = HfArg(
         default=True,
         help="gae_token: compute advantages over sampled tokens only, unlike Agent-R1's ablation.",
-    )
-    kl_placement: str = HfArg(
-        default="loss",
-        help="Where beta weighs the divergence from the reference: in the 'loss' (low-variance "
-        "estimate per token), or subtracted from the 'reward' of each step (sum over its tokens).",
     )
     use_bias_correction_kl: bool = HfArg(
         default=False,
@@ -299,8 +293,6 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
                     f"{option} does nothing with advantage_estimator={estimator!r}. Leave it out, "
                     "or use an estimator that reads it."
                 )
-        if self.kl_placement == "reward" and self.beta == 0.0:
-            raise ConfigurationError("kl_placement='reward' does nothing with beta=0: set beta.")
         if needs_values(estimator) and not hasattr(self, "value_coef"):
             raise ConfigurationError(
                 f"advantage_estimator={estimator!r} needs a critic: use StepPPOTrainer with "

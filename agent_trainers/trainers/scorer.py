@@ -189,11 +189,10 @@ class Scorer:
         if (reference := micro_batch.get("ref_per_token_logps")) is not None:
             divergence = kl_divergence(logprobs, reference)
             means.add_mean("kl", divergence, actions)
-            if args.kl_placement == "loss":
-                if args.use_bias_correction_kl:
-                    # the token's own ratio, whatever importance_sampling_level is
-                    divergence = divergence * (logprobs - old).exp().clamp(max=MAX_KL_RATIO)
-                loss = loss + args.beta * divergence * actions
+            if args.use_bias_correction_kl:
+                # the token's own ratio, whatever importance_sampling_level is
+                divergence = divergence * (logprobs - old).exp().clamp(max=MAX_KL_RATIO)
+            loss = loss + args.beta * divergence * actions
         if scores.entropies is not None:
             means.add_mean("entropy", micro_batch.expand(scores.entropies), actions)
         low, high = policy.is_clipped_low, policy.is_clipped_high

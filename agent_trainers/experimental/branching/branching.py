@@ -48,11 +48,6 @@ class Branching(Extension):
             problem = f"Branching does nothing with advantage_estimator={name!r}."
         elif args.max_extra_groups:
             problem = f"{name!r} compares states, not groups: leave out max_extra_groups."
-        elif args.kl_placement == "reward" and not self._trains_branches:
-            problem = (
-                f"kl_placement='reward' does not go with {name!r}: the rewards of its branches "
-                "would lack the KL penalty. Use kl_placement='loss'."
-            )
         if problem is not None:
             raise ConfigurationError(
                 f"{problem} Or use another advantage_estimator: "

@@ -139,7 +139,6 @@ def test_an_environment_that_cannot_be_gone_back_to_is_refused_at_once(make_trai
 @pytest.mark.parametrize(("changes", "message"), [
     ({"estimator": "grpo", "budget": 1.0}, "Branching does nothing with .*'grpo'"),
     ({"estimator": "vine", "budget": -1.0}, "budget must be a number of at least 0"),
-    ({"estimator": "vine", "kl_placement": "reward", "beta": 0.1}, "'reward' does not go"),
     ({"estimator": "vine", "max_extra_groups": 2}, "compares states, not groups"),
     ({"estimator": "vine", "env": "program"}, "restores states of an environment"),
 ])  # fmt: skip

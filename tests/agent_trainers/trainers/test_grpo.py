@@ -195,34 +195,9 @@ def test_states_that_do_not_fit_end_their_episode(make_trainer):
     assert (entry["episodes/unscorable"], entry["loss"]) == (1.0, 0.0)
 
 
-def test_divergence_is_subtracted_from_the_reward_of_each_step(make_trainer, played):
-    trainer = make_trainer(
-        advantage_estimator="grpo_step", scale_rewards="none", beta=0.5, kl_placement="reward"
-    )
-    torch.manual_seed(0)
-    for parameter in trainer.ref_model.parameters():
-        parameter.data.add_(0.05 * torch.randn_like(parameter))
-    seen = []
-    assign = trainer.assign_credit
-    trainer.assign_credit = lambda *given: seen.append(given) or assign(*given)
-    trainer.builder.build(trainer.model, played, {})
-    ((batch, episodes, _),) = seen
-    reference = batch.tensors["ref_per_token_logps"]
-    taken_off = 0.0
-    for i, row in enumerate(batch.rows):
-        for step, transition in enumerate(played[row.episode].transitions):
-            places = [j for j, s in enumerate(row.steps) if s == step and row.is_action[j]]
-            divergence = sum(row.logprobs[j] - reference[i, j].item() for j in places)
-            expected = transition.reward - 0.5 * divergence
-            assert episodes[row.episode].rewards[step] == pytest.approx(expected, abs=1e-4)
-            taken_off = max(taken_off, abs(0.5 * divergence))
-    assert taken_off > 0.01
-
-
 @pytest.mark.parametrize(("changes", "message"), [
     ({"loss_type": "bnpo"}, "loss_type"),
     ({"loss_type": "cispo", "epsilon_high": 0.28}, "epsilon_high"),
-    ({"kl_placement": "reward"}, "beta"),
     ({"lam": 2.0}, "lam must be in"),
     ({"estimator_kwargs": '{"step_weight": 0.5}'}, "step_weight"),
     ({"advantage_estimator": "grpo-step"}, "Did you mean 'grpo_step'"),

@@ -68,7 +68,7 @@ def test_truncated_episodes_bootstrap_from_their_last_state_and_others_do_not(ma
 
 
 @pytest.mark.parametrize("changes", [
-    {"beta": 0.1, "kl_placement": "reward", "gradient_checkpointing": True},
+    {"beta": 0.1, "gradient_checkpointing": True},
     {"critic_model": str(TINY_POLICY), "num_iterations": 2, "bf16": True},
     {"peft_config": LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")},
 ])  # fmt: skip
