@@ -128,10 +128,7 @@ def serving(stand_in):
 
 @contextlib.contextmanager
 def vllm_at_hand(stand_in):
-    """Let TRL believe that vLLM is installed; its tensors go to `stand_in` instead of NCCL.
-
-    `stand_in` is None in processes that send nothing.
-    """
+    """Let TRL believe that vLLM is installed; its tensors go to `stand_in` instead of NCCL."""
 
     def init_communicator(client, device=0):
         assert client.get_server_info()["weight_transfer_config"] is not None

@@ -1,64 +1,92 @@
 """Rollouts and training on a fake vLLM server over HTTP."""
 
 import contextlib
+import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 
 from agent_envs.errors import ServerError
+from agent_trainers import StepGRPOTrainer
 from agent_trainers.policies import GenerationRequest
 from agent_trainers.policies.local import VLLMServerPolicy
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.policies.sampling import SamplingSettings
-from tests.agent_trainers.policies import vllm_server_run
-from tests.agent_trainers.two_processes import run_in_two_processes
-from tests.agent_trainers.vllm_stand_in import VLLMStandIn, serving
+from agent_trainers.trainers.generation import TrainerGenerator
+from tests.agent_trainers.vllm_stand_in import VLLMStandIn, serving, vllm_at_hand
+
+ID = "AgentR1/SyntheticMultiHop-v0"
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """Results of one and two processes on the same batches, sampled by one server."""
+class Process:
+    """One of several processes, as a thread."""
+
+    def __init__(self, index, parts):
+        self.index, self.size, self._parts = index, len(parts), parts
+
+    def all_gather_objects(self, items):
+        self._parts[self.index] = items
+        self.barrier.wait(60)
+        gathered = [item for part in self._parts for item in part]
+        self.barrier.wait(60)
+        return gathered
+
+    def num_before(self, count):
+        numbers = self.all_gather_objects([count])
+        return sum(numbers[: self.index])
+
+
+@pytest.mark.parametrize("numbers", [(3, 1), (0, 2), (1, 1), (0, 0)])
+def test_processes_of_one_server_share_its_work_and_get_their_own_completions(numbers):
+    asked, got = [None, None], [None, None]
+    Process.barrier = threading.Barrier(len(numbers))
+
+    def run(process):
+        def generate(prompts, *_, **__):
+            asked[process.index] = len(prompts)
+            return [[*p, 0] for p in prompts], [[-1.0] * (len(p) + 1) for p in prompts]
+
+        generator = TrainerGenerator.__new__(TrainerGenerator)
+        generator._processes = process
+        generator._args = SimpleNamespace(
+            use_vllm=True, vllm_mode="server", vllm_tensor_parallel_size=1
+        )
+        generator._trainer = SimpleNamespace(_generate_single_turn=generate)
+        prompts = [[process.index, i] for i in range(numbers[process.index])]
+        got[process.index] = [c.token_ids for c in generator._complete(prompts, [])]
+
+    parts = [None] * len(numbers)
+    threads = [threading.Thread(target=run, args=[Process(i, parts)]) for i in range(len(numbers))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert got == [[[p, i, 0] for i in range(number)] for p, number in enumerate(numbers)]
+    # TRL needs equal numbers, so a request is filled up by one prompt at most
+    assert asked[0] == asked[1] == (-(-sum(numbers) // 2) or None)
+
+
+def test_the_server_gets_the_weights_once_per_optimiser_step(tiny_policy, tokenizer, make_config):
     pytest.importorskip("requests", reason="TRL's client needs requests")
-    one, two = (tmp_path_factory.mktemp("server") / name for name in ("one.pt", "two.pt"))
-    vllm_server_run.main(str(one))
-    run_in_two_processes(vllm_server_run, two)
-    return torch.load(one, weights_only=False), torch.load(two, weights_only=False)
-
-
-def test_two_processes_with_one_server_train_the_weights_of_one_process(trained):
-    one, two = trained
-    assert two["reward"] == pytest.approx(one["reward"])
-    for name, weight in one["weights"].items():
-        assert torch.allclose(weight, two["weights"][name], atol=1e-6), name
-
-
-def test_processes_may_have_unequal_numbers_of_prompts_or_none(trained):
-    first, second = trained[1]["brought"]
-    assert len(first) == len(second)  # every call is made by both
-    assert any(a != b for a, b in zip(first, second, strict=True))
-    assert 0 in first + second
-    # one completion per prompt, and a request is filled up by one prompt at most
-    needed = [a + b for a, b in zip(first, second, strict=True)]
-    assert trained[1]["asked"] == [count + count % 2 for count in needed]
-    assert trained[0]["asked"] == trained[0]["brought"][0] == needed
-
-
-def test_the_server_gets_the_weights_once_per_optimiser_step(trained):
-    for result in trained:
-        assert result["calls"].count("/update_weights") == 2
-        assert result["calls"].count("/init_weight_transfer_engine") == 1
-        updates = [call for call in result["calls"] if call != "/v1/completions"][1:5]
-        assert updates == [
-            "/start_weight_update", "/update_weights", "/finish_weight_update",
-            "/reset_prefix_cache",
-        ]  # fmt: skip
-        # the last update was before the last optimiser step
-        moved = [
-            (result["server_weights"][n] - w).abs().max() for n, w in result["weights"].items()
-        ]
-        assert 0 < max(moved) < 0.5
+    stand_in = VLLMStandIn(tiny_policy, [tokenizer.eos_token_id])
+    with serving(stand_in) as url, vllm_at_hand(stand_in):
+        config = make_config(
+            max_steps=2, learning_rate=0.3, optim="sgd", use_vllm=True, vllm_mode="server",
+            vllm_server_base_url=url,
+        )  # fmt: skip
+        trainer = StepGRPOTrainer(tiny_policy, ID, config, processing_class=tokenizer)
+        trainer.train()
+    assert stand_in.calls.count("/update_weights") == 2
+    assert stand_in.calls.count("/init_weight_transfer_engine") == 1
+    updates = [call for call in stand_in.calls if call != "/v1/completions"][1:5]
+    assert updates == [
+        "/start_weight_update", "/update_weights", "/finish_weight_update", "/reset_prefix_cache",
+    ]  # fmt: skip
+    # the last update was before the last optimiser step
+    served, trained = dict(stand_in.model.named_parameters()), trainer.model.named_parameters()
+    assert 0 < max((served[name] - weight).abs().max() for name, weight in trained) < 0.5
 
 
 SETTINGS = SamplingSettings(max_new_tokens=8, eos_token_ids=(2,))
