@@ -13,23 +13,24 @@ Any other assistant message was written by the program: the state is rendered ag
 and becomes a separate row.
 """
 
-import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import AliasChoices, AliasPath, BaseModel, BeforeValidator, ConfigDict, Field
 
 from agent_envs.core.messages import Message
 from agent_envs.formats.chat_messages import action_text
 from agent_envs.formats.openai_format import FunctionCall
-from agent_envs.formats.tool_formats import ToolFormat
+from agent_envs.formats.tool_formats import TOOL_FORMATS
 from agent_trainers.gateway.api_error import ApiError
 from agent_trainers.policies.policy import Schemas
 from agent_trainers.trajectory import Transition
 
-_TEXT_TYPES = ("text", "input_text", "output_text")
+HERMES: Final = TOOL_FORMATS["hermes"]
+"""The format in which models write calls."""
+_TEXT_TYPES: Final = ("text", "input_text", "output_text")
 
 
 class Strict(BaseModel):
@@ -105,8 +106,7 @@ class Turn:
 class Conversations:
     """The turns of one session, by the states in which they were sampled."""
 
-    def __init__(self, tool_format: ToolFormat) -> None:
-        self._format = tool_format
+    def __init__(self) -> None:
         self._turns: dict[int, list[Turn]] = {}  # by the number of messages before them
 
     def add(self, turn: Turn) -> None:
@@ -122,48 +122,29 @@ class Conversations:
         messages: list[Message] = []
         names: dict[str, str] = {}  # of functions, by call id
         previous: Turn | None = None
-        for role, run in itertools.groupby(conversation, key=lambda message: message.role):
-            if role == "tool":
-                self._append_results(messages, [self._result(each, names) for each in run])
+        for message in conversation:
+            if message.role == "tool":
+                if message.call_id not in names:
+                    text = f"There is no tool call {message.call_id!r} before its result."
+                    raise ApiError(400, text, param="messages")
+                messages.append(HERMES.result_message(names[message.call_id], message.content))
                 continue
-            for message in run:
-                if role != "assistant":
-                    messages.append({"role": role, "content": message.content})
-                    continue
-                names |= {call.id: call.name for call in message.calls}
-                turn = self._find(messages, message)
-                if turn:
-                    messages = [*turn.transition.messages]  # equal, and shared in memory
-                    text = turn.text
-                else:
-                    calls = [
-                        FunctionCall(name=c.name, arguments=c.arguments) for c in message.calls
-                    ]
-                    text = action_text(message.content, calls, self._format)
-                messages.append({"role": "assistant", "content": text})
-                is_last = message is conversation[-1]
-                if turn and turn.is_whole and turn.tools == tools and not is_last:
-                    previous = turn
+            if message.role != "assistant":
+                messages.append({"role": message.role, "content": message.content})
+                continue
+            names |= {call.id: call.name for call in message.calls}
+            turn = self._find(messages, message)
+            if turn:
+                messages = [*turn.transition.messages]  # equal, and shared in memory
+                text = turn.text
+            else:
+                calls = [FunctionCall(name=c.name, arguments=c.arguments) for c in message.calls]
+                text = action_text(message.content, calls, HERMES)
+            messages.append({"role": "assistant", "content": text})
+            is_last = message is conversation[-1]
+            if turn and turn.is_whole and turn.tools == tools and not is_last:
+                previous = turn
         return messages, previous
-
-    def _result(self, message: ApiMessage, names: Mapping[str, str]) -> Message:
-        if message.call_id not in names:
-            text = f"There is no tool call {message.call_id!r} before its result."
-            raise ApiError(400, text, param="messages")
-        return self._format.result_message(names[message.call_id], message.content)
-
-    def _append_results(self, messages: list[Message], results: list[Message]) -> None:
-        """Append consecutive results as environments do.
-
-        Formats without a tool role merge them, since templates alternate user and assistant.
-        """
-        role = results[0]["role"]
-        if role == "tool":
-            messages += results
-            return
-        first = [messages.pop()] if messages and messages[-1]["role"] == role else []
-        text = "\n\n".join(message["content"] for message in [*first, *results])
-        messages.append({"role": role, "content": text})
 
     def _find(self, messages: list[Message], message: ApiMessage) -> Turn | None:
         """Return the turn in the state `messages` that an assistant's message means."""

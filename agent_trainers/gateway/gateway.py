@@ -7,8 +7,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, Self
 
-from agent_envs.core.lookup import lookup, require_extra
-from agent_envs.formats.tool_formats import TOOL_FORMATS, ToolFormat
+from agent_envs.core.lookup import require_extra
 from agent_trainers.gateway.connections import ConnectionLimit, default_limit, limited_protocol
 from agent_trainers.gateway.generation_loop import IDLE_SECONDS, GenerationLoop
 from agent_trainers.gateway.session import Session, SessionClosedError, SessionLimits
@@ -41,7 +40,6 @@ class Gateway:
         self,
         policy: Policy,
         *,
-        tool_format: str | ToolFormat = "hermes",
         limits: SessionLimits | None = None,
         ignored_parameters: Collection[str] = (),
         in_thread: bool = True,
@@ -51,7 +49,6 @@ class Gateway:
 
         Args:
             policy: Samples the turns.
-            tool_format: How the model writes its calls: a name or a format, as for environments.
             limits: Limits of one session.
             ignored_parameters: Parameters of requests that are ignored. All others are honoured or
                 refused by name.
@@ -62,10 +59,8 @@ class Gateway:
                 None for half of the process's file descriptors, at most 4,096.
         """
         require_extra("serve", "The gateway", "starlette", "uvicorn")
-        if isinstance(tool_format, str):
-            tool_format = lookup(TOOL_FORMATS, tool_format, kind="tool format")
-        self.policy, self.tool_format = policy, tool_format
-        self.shows_tools = tool_format.is_native and policy.shows_tools([_PROBE_TOOL])
+        self.policy = policy
+        self.shows_tools = policy.shows_tools([_PROBE_TOOL])
         """Whether the chat template describes tools; else the system prompt does."""
         self._limits = limits or SessionLimits()
         self.ignored_parameters = frozenset(ignored_parameters)

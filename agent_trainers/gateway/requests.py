@@ -9,7 +9,6 @@ from pydantic import AliasChoices, BeforeValidator, Field
 
 from agent_envs.core.tool import SchemaTool, Tool
 from agent_envs.formats.chat_messages import HERMES_TOOLS_TEXT
-from agent_envs.formats.tool_formats import ToolFormat
 from agent_trainers.gateway.api_error import ApiError
 from agent_trainers.gateway.conversation import ApiMessage, Strict
 from agent_trainers.policies.policy import Schemas
@@ -135,7 +134,7 @@ def parse_request(
 
 
 def read_tools(
-    request: Request, tool_format: ToolFormat, *, are_shown: bool
+    request: Request, *, are_shown: bool
 ) -> tuple[dict[str, Tool], Schemas, list[ApiMessage]]:
     """Return a request's functions by name, those for the chat template, and the conversation.
 
@@ -147,18 +146,9 @@ def read_tools(
     if are_shown or not tools:
         return tools, [{"type": "function", "function": each} for each in dumped] or None, messages
     prompt = messages.pop(0).content if messages[0].role == "system" else ""
-    try:
-        prompt = (prompt + _describe_tools(tools, tool_format)).strip()
-    except Exception as error:  # noqa: BLE001 - schemas are foreign and may be malformed
-        raise ApiError(400, f"The tools cannot be described: {error}", param="tools") from None
-    return tools, None, [ApiMessage(role="system", content=prompt), *messages]
-
-
-def _describe_tools(tools: Mapping[str, Tool], tool_format: ToolFormat) -> str:
-    if not tool_format.is_native:
-        return "\n\n" + tool_format.instructions(list(tools.values()))
     schemas = "\n".join(json.dumps(tool.schema, ensure_ascii=False) for tool in tools.values())
-    return HERMES_TOOLS_TEXT.format(schemas=schemas)
+    prompt = (prompt + HERMES_TOOLS_TEXT.format(schemas=schemas)).strip()
+    return tools, None, [ApiMessage(role="system", content=prompt), *messages]
 
 
 def _refusal(param: str, message: str) -> ApiError:

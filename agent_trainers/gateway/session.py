@@ -13,10 +13,8 @@ import numpy as np
 
 from agent_envs.core.tool import Tool
 from agent_envs.errors import AgentEnvsError, ConfigurationError
-from agent_envs.formats.openai_format import read_message
-from agent_envs.formats.tool_formats import ToolFormat
 from agent_trainers.gateway.api_error import ApiError
-from agent_trainers.gateway.conversation import ApiCall, ApiMessage, Conversations, Turn
+from agent_trainers.gateway.conversation import HERMES, ApiCall, ApiMessage, Conversations, Turn
 from agent_trainers.gateway.generation_loop import TurnEnd
 from agent_trainers.gateway.requests import Request, read_tools
 from agent_trainers.policies.control_tokens import clean
@@ -28,12 +26,6 @@ if TYPE_CHECKING:
 
 Reward = float | Mapping[str, float]
 _LIMITS: Final = (StopReason.TURN_LIMIT, StopReason.TOKEN_LIMIT, StopReason.CONTEXT_OVERFLOW)
-_FIRST_MARKS: Final[Mapping[str, Sequence[str]]] = {
-    "hermes": ("<tool_call>",),
-    "json": ("{",),
-    "react": ("Action:",),
-}
-"""The beginning of a turn's first call, by tool format; the text before it is the content."""
 
 
 class SessionClosedError(AgentEnvsError, RuntimeError):
@@ -104,7 +96,7 @@ class Session:
         self._rng = np.random.default_rng(seed)
         self._gateway = gateway
         self._lock = threading.Lock()
-        self._conversations = Conversations(gateway.tool_format)
+        self._conversations = Conversations()
         self._turns: list[Turn] = []  # in the order in which they ended
         self._usage, self._generate_seconds = Usage(), 0.0
         self._tokens_left = limits.max_tokens  # besides one for each running turn
@@ -181,9 +173,7 @@ class Session:
     def begin(self, request: Request, role: str) -> Call:
         """Begin a call; `release` it afterwards."""
         gateway = self._gateway
-        tools, shown, conversation = read_tools(
-            request, gateway.tool_format, are_shown=gateway.shows_tools
-        )
+        tools, shown, conversation = read_tools(request, are_shown=gateway.shows_tools)
         with self._lock:
             self._check_limits()
             messages, previous = self._conversations.read(conversation, shown)
@@ -285,9 +275,7 @@ class Session:
         info: dict[str, Any] = {"action": None, "finish_reason": generation.finish_reason}
         number = len(self._turns)
         if call.tools and call.request.tool_choice != "none":
-            content, calls, info["action"] = _read_calls(
-                text, call, self._gateway.tool_format, f"call_{number}"
-            )
+            content, calls, info["action"] = _read_calls(text, call, f"call_{number}")
         if call.role:
             info["agent_role"] = call.role
         transition = Transition(
@@ -353,17 +341,15 @@ class Session:
         )
 
 
-def _read_calls(
-    text: str, call: Call, tool_format: ToolFormat, prefix: str
-) -> tuple[str, list[ApiCall], dict[str, Any]]:
+def _read_calls(text: str, call: Call, prefix: str) -> tuple[str, list[ApiCall], dict[str, Any]]:
     """Return a turn's content, its calls with ids that begin with `prefix`, and the parsed action.
 
     A turn with a mistake (bad JSON, an unknown function, an answer besides a call, a second call
     that is not allowed) has no calls; its content is its whole text.
     """
     try:
-        action = tool_format.parse(text, call.tools)
-    except Exception as error:  # noqa: BLE001 - a custom format, or malformed schemas
+        action = HERMES.parse(text, call.tools)
+    except Exception as error:  # noqa: BLE001 - schemas are foreign and may be malformed
         return text, [], {"kind": "invalid", "error": "unreadable", "message": str(error)}
     parsed, info = action.each_call, action.as_info()
     if (
@@ -376,18 +362,10 @@ def _read_calls(
         ApiCall(id=f"{prefix}_{i}", name=each.name or "", arguments=_as_json(each.arguments or {}))
         for i, each in enumerate(parsed)
     ]
-    return _text_before_calls(text, call.tools, tool_format), calls, info
+    return text.partition("<tool_call>")[0].strip(), calls, info
 
 
 def _as_json(arguments: Mapping[str, Any]) -> str:
     """Write arguments; escaped where a client could not send them back otherwise."""
     written = json.dumps(dict(arguments), ensure_ascii=False)
     return written if clean(written) == written else json.dumps(dict(arguments))
-
-
-def _text_before_calls(text: str, tools: Mapping[str, Tool], tool_format: ToolFormat) -> str:
-    if tool_format.is_structured:
-        return read_message(text)[0]
-    marks = _FIRST_MARKS.get(tool_format.name, [f"<{name}>" for name in tools])
-    places = [place for mark in marks if (place := text.find(mark)) >= 0]
-    return text[: min(places, default=0)].strip()

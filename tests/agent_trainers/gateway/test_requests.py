@@ -8,10 +8,11 @@ import numpy as np
 import openai
 import pytest
 
-from agent_envs import ConfigurationError, UnknownNameError
+from agent_envs import ConfigurationError
 from agent_trainers import Gateway
 from agent_trainers.gateway import SessionLimits
 from agent_trainers.policies.local import transformers_policy
+from agent_trainers.policies.policy import ScriptedPolicy
 from agent_trainers.trajectory import StopReason
 from tests.agent_trainers.gateway.programs import client_of, shared_client
 
@@ -102,9 +103,8 @@ def test_a_seed_repeats_in_its_session_only(gateway):
     assert texts[0] == texts[1] != texts[2]
 
 
-@pytest.mark.parametrize("tool_format", ["hermes", "tags"])
-def test_malformed_schemas_are_described_or_refused(scripted, tool_format):
-    session = scripted(reply_with("<add>1"), tool_format=tool_format).open(task_id="0")
+def test_malformed_schemas_are_described_or_refused(scripted):
+    session = scripted(reply_with("<add>1")).open(task_id="0")
     endless = {"type": "array", "items": {"$ref": "#/$defs/A"}}
     for parameters in (
         {"properties": 7},
@@ -153,14 +153,17 @@ def test_unwanted_calls_are_plain_content(scripted):
     assert session.close().transitions[0].action == CALL + CALL + "\ud800"
 
 
-def test_a_template_without_tools_gets_them_in_the_system_prompt(scripted):
-    gateway = scripted(reply_with("<add>1</add>"), tool_format="tags")
-    session = gateway.open(task_id="0")
-    message = ask(session, tools=[TOOL]).choices[0].message
+def test_a_template_without_tools_gets_them_in_the_system_prompt():
+    class Blind(ScriptedPolicy):
+        def shows_tools(self, tools):
+            return False
+
+    with Gateway(Blind(reply_with(CALL))) as gateway:
+        session = gateway.open(task_id="0")
+        assert ask(session, tools=[TOOL]).choices[0].message.tool_calls
     (step,) = session.close().transitions
     assert step.messages[0]["role"] == "system"
-    assert "<add>" in step.messages[0]["content"]
-    assert message.content == "<add>1</add>"  # no argument is declared, and 1 is no object
+    assert '"name": "add"' in step.messages[0]["content"]
 
 
 def test_malformed_bodies_are_client_errors(scripted):
@@ -284,20 +287,18 @@ def test_a_state_or_a_body_that_is_too_long_is_refused(gateway, scripted):
 
 
 def test_messages_that_the_template_refuses_are_a_client_error(model, tokenizer):
-    tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
-    policy = transformers_policy(model.eval(), tokenizer, max_new_tokens=24)
-    with Gateway(policy, tool_format="tags") as gateway:
+    policy = transformers_policy(model, tokenizer)
+    with Gateway(policy) as gateway:
+        tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
         session = gateway.open(task_id="0")
         with pytest.raises(openai.BadRequestError, match="roles must alternate"):
             ask(session)
 
 
-def test_other_endpoints_and_invalid_settings_are_refused(policy, scripted):
+def test_other_endpoints_and_invalid_settings_are_refused(scripted):
     session = scripted(reply_with("x")).open(task_id="0")
     with pytest.raises(openai.NotFoundError, match="404"):
         client_of(session).embeddings.create(model="any", input="x")
     assert [model.id for model in client_of(session).models.list()] == ["policy"]
-    with pytest.raises(UnknownNameError, match="hermes"):
-        Gateway(policy, tool_format="hermez")
     with pytest.raises(ConfigurationError, match="max_calls"):
         SessionLimits(max_calls=0)
