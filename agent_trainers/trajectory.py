@@ -90,14 +90,7 @@ class Transition:
 
     def __eq__(self, other: object) -> bool:
         """Compare every field, log-probabilities bitwise."""
-        if not isinstance(other, Transition):
-            return NotImplemented
-        mine, theirs = (
-            json.dumps(_transition_record(t), default=_plain, sort_keys=True) for t in (self, other)
-        )
-        return mine == theirs
-
-    __hash__ = None  # type: ignore[assignment]
+        return isinstance(other, Transition) and _text(self) == _text(other)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,6 +224,10 @@ def _transition_record(transition: Transition) -> dict[str, Any]:
     # float32 -> float64 -> JSON -> float64 -> float32 loses nothing
     logprobs = np.asarray(transition.logprobs, np.float32).astype(float).tolist()
     return _fields(transition) | {"logprobs": logprobs}
+
+
+def _text(transition: Transition) -> str:
+    return json.dumps(_transition_record(transition), default=_plain, sort_keys=True)
 
 
 def _fields(item: Transition | Trajectory) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Schedules of reward terms: constant, linear, cosine, or adaptive to a logged metric."""
+"""Schedules of reward terms: linear, cosine, or adaptive to a logged metric."""
 
 import json
 import math
@@ -13,19 +13,13 @@ from agent_envs.errors import ConfigurationError
 class _Schedule(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
     start: float = 1.0
-
-
-class Constant(_Schedule):
-    """A constant factor."""
-
-    kind: Literal["constant"]
+    end: float = 0.0
 
 
 class Ramp(_Schedule):
     """From `start` to `end` in a straight line, or along half a cosine."""
 
     kind: Literal["linear", "cosine"]
-    end: float = 0.0
 
 
 class Adaptive(_Schedule):
@@ -34,10 +28,9 @@ class Adaptive(_Schedule):
     kind: Literal["adaptive"]
     target: float
     metric: str = "success"
-    end: float = 0.0
 
 
-Schedule = Constant | Ramp | Adaptive
+Schedule = Ramp | Adaptive
 _SCHEDULES: TypeAdapter[dict[str, Schedule]] = TypeAdapter(
     dict[str, Annotated[Schedule, Field(discriminator="kind")]]
 )
@@ -78,12 +71,10 @@ def reward_factors(
 
 
 def _factor(schedule: Schedule, progress: float, log: Sequence[Mapping[str, Any]]) -> float:
-    start = schedule.start
-    match schedule:
-        case Adaptive(end=end, metric=metric, target=target):
-            return end if any(entry.get(metric, -math.inf) >= target for entry in log) else start
-        case Ramp(kind="cosine", end=end):
-            return end + (start - end) * (1 + math.cos(math.pi * progress)) / 2
-        case Ramp(end=end):
-            return start + (end - start) * progress
-    return start
+    start, end = schedule.start, schedule.end
+    if isinstance(schedule, Adaptive):
+        values = [entry.get(schedule.metric, -math.inf) for entry in log]
+        return end if any(value >= schedule.target for value in values) else start
+    if schedule.kind == "cosine":
+        return end + (start - end) * (1 + math.cos(math.pi * progress)) / 2
+    return start + (end - start) * progress

@@ -32,7 +32,7 @@ from agent_trainers.programs.runners import Run, make_runner
 from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
 
-OnEnd = Callable[[Trajectory], None]
+OnEnd = Callable[[Trajectory], object]
 PROCESSES_PER_CORE: Final = 4
 """Programs wait for the model most of the time."""
 

@@ -37,7 +37,7 @@ IDLE_SECONDS: Final = 0.05
 """How long to wait for environments before checking deadlines and other processes."""
 _BROKEN: Final = (StopReason.ENVIRONMENT_ERROR, StopReason.TIMEOUT)
 
-OnEnd = Callable[[Trajectory], None]
+OnEnd = Callable[[Trajectory], object]
 
 
 class Collector(Protocol):

@@ -77,20 +77,11 @@ def evaluate(
     are left out.
     """
     specs = plan_samples(tasks, samples_per_task, seed)
-    num_solved = num_ended = 0
     with (
         contextlib.closing(rollout),
         tqdm(total=len(specs), desc="evaluating", unit="episode") as bar,
     ):
-
-        def show(trajectory: Trajectory) -> None:
-            nonlocal num_solved, num_ended
-            num_solved += trajectory.success
-            num_ended += 1  # a disabled bar counts nothing
-            bar.update()
-            bar.set_postfix(success=f"{num_solved / num_ended:.2f}")
-
-        trajectories = rollout.collect(specs, show)
+        trajectories = rollout.collect(specs, lambda _: bar.update())
     scored = [trajectory for trajectory in trajectories if trajectory.is_scorable]
     return Evaluation(
         trajectories=trajectories,

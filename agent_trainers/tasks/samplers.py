@@ -34,7 +34,6 @@ class GroupResult(NamedTuple):
     """Outcome of a group."""
 
     env: str
-    task: int
     success: float
     """The share of its episodes that succeeded, in [0, 1]; NaN where none was scorable."""
     has_variance: bool

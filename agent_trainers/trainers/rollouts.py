@@ -191,16 +191,15 @@ class TrainerRollouts:
             return_ = float(sum(summary.rewards))
             success = float(summary.success if "success" in summary.metrics else return_ > 0)
             scored = [(success, return_)] if summary.is_scorable else []
-            own.append((number, spec.env, -1 if spec.task is None else spec.task, scored))
-        groups: dict[int, tuple[str, int, list[tuple[float, float]]]] = {}
-        for number, env, task, scored in self._processes.all_gather_objects(own):
-            groups.setdefault(number, (env, task, []))[2].extend(scored)
+            own.append((number, spec.env, scored))
+        groups: dict[int, tuple[str, list[tuple[float, float]]]] = {}
+        for number, env, scored in self._processes.all_gather_objects(own):
+            groups.setdefault(number, (env, []))[1].extend(scored)
         results = {}
-        for number, (env, task, scored) in sorted(groups.items()):
+        for number, (env, scored) in sorted(groups.items()):
             returns = [return_ for _, return_ in scored] or [0.0]
             results[number] = GroupResult(
                 env=env,
-                task=task,
                 success=float(np.mean([s for s, _ in scored])) if scored else math.nan,
                 has_variance=not is_rounding(max(returns) - min(returns), 0.0),
             )

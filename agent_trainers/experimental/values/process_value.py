@@ -4,9 +4,9 @@ The folder has the format of PPO's critic, so it can initialise ``--critic_model
 of a run with a critic is a process value.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import gymnasium as gym
 import torch
@@ -14,6 +14,7 @@ import torch
 from agent_envs.core.rewards import StepEvent
 from agent_envs.errors import ConfigurationError
 from agent_trainers.batching.collate import pad_rows
+from agent_trainers.batching.micro_batch import pack
 from agent_trainers.policies.models import load_tokenizer
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.rollout.environments import template_tools
@@ -21,7 +22,6 @@ from agent_trainers.trainers.ppo import CRITIC_FILE, CriticModel
 
 MAX_TOKENS: Final = 16_384
 """Largest batch in tokens, padding included."""
-T = TypeVar("T")
 
 
 class ProcessValue:
@@ -52,14 +52,14 @@ class ProcessValue:
 
     @torch.no_grad()
     def values(self, sequences: Sequence[Sequence[int]]) -> list[float]:
-        """Return the value after the last token of each sequence; duplicates are evaluated once."""
-        unique = sorted({tuple(sequence) for sequence in sequences}, key=len)
-        found: dict[tuple[int, ...], float] = {}
-        for batch in split_by_tokens(unique, [len(sequence) for sequence in unique]):
+        """Return the value after the last token of each sequence."""
+        found: dict[int, float] = {}
+        for numbers in split_by_tokens(sequences):
+            batch = [sequences[i] for i in numbers]
             values = self.critic.head(hidden_states(self.critic, batch))
             last = torch.tensor([len(sequence) - 1 for sequence in batch], device=values.device)
-            found |= zip(batch, values.gather(1, last[:, None])[:, 0].tolist(), strict=True)
-        return [found[tuple(sequence)] for sequence in sequences]
+            found |= zip(numbers, values.gather(1, last[:, None])[:, 0].tolist(), strict=True)
+        return [found[i] for i in range(len(sequences))]
 
     def potential(self, env: gym.Env[str, str]) -> float:
         """Return the value of the environment's current state, a potential for shaping."""
@@ -87,15 +87,7 @@ def hidden_states(critic: CriticModel, sequences: Sequence[Sequence[int]]) -> to
     return states
 
 
-def split_by_tokens(items: Sequence[T], lengths: Sequence[int]) -> Iterator[list[T]]:
-    """Yield batches of at most `MAX_TOKENS` tokens, padding included, and at least one item."""
-    batch: list[T] = []
-    longest = 0
-    for item, length in zip(items, lengths, strict=True):
-        longest = max(longest, length)
-        if batch and (len(batch) + 1) * longest > MAX_TOKENS:
-            yield batch
-            batch, longest = [], length
-        batch.append(item)
-    if batch:
-        yield batch
+def split_by_tokens(sequences: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return the numbers of the sequences of each batch of at most `MAX_TOKENS` tokens."""
+    lengths = [len(sequence) for sequence in sequences]
+    return pack([0] * len(lengths), lengths, max_rows=len(lengths), max_tokens=MAX_TOKENS)

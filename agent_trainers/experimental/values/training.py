@@ -182,12 +182,13 @@ def _values(
     critic: CriticModel, rows: Sequence[Row]
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
     """Yield values, labels and weights of the examples of each batch of rows, each (N,)."""
-    for batch in split_by_tokens(rows, [len(row[0].ids) for row in rows]):
+    for numbers in split_by_tokens([row[0].ids for row in rows]):
+        batch = [rows[i] for i in numbers]
         hidden = hidden_states(critic, [row[0].ids for row in batch])
         examples = [(i, example) for i, row in enumerate(batch) for example in row]
         ends = [(i, len(example.ids) - 1) for i, example in examples]
-        numbers, positions = torch.tensor(ends, device=hidden.device).T
-        values: torch.Tensor = critic.head(hidden[numbers, positions])
+        rows_of, positions = torch.tensor(ends, device=hidden.device).T
+        values: torch.Tensor = critic.head(hidden[rows_of, positions])
         labels = values.new_tensor([np.mean(example.outcomes) for _, example in examples])
         yield values, labels, values.new_tensor([len(example.outcomes) for _, example in examples])
 

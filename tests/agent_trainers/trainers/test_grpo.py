@@ -223,7 +223,7 @@ CRITIC = {"kind": StepPPOTrainer}
 
 
 @pytest.mark.parametrize(("changes", "message"), [
-    ({"reward_schedules": '{"new_gold_pasage": {"kind": "constant"}}'}, "Did you mean 'new_go"),
+    ({"reward_schedules": '{"new_gold_pasage": {"kind": "linear"}}'}, "Did you mean 'new_go"),
     ({"eval_dataset": Dataset.from_dict({"prompt": ["x"]})}, "column 'task'"),
     ({"max_steps": -1}, "max_steps"),
     ({"env": gym.Env()}, "pass its id, or a function that makes it"),
