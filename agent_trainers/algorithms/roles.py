@@ -3,11 +3,15 @@
 An episode is split into one part for each role. A shared reward counts for every role, at its last
 step before the reward, so the return of a role's step is that of the episode from there on. A
 reward with an owner counts for that role alone.
+
+An episode with roles is a dataclass with the fields of `Episode`, ``roles`` and ``reward_owners``
+of shape (S,) (``""`` without roles, None for a reward of all), and ``frozen_roles``, which are not
+trained.
 """
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -15,38 +19,8 @@ from agent_envs.errors import ConfigurationError
 from agent_trainers.algorithms.episodes import Array, Episode
 
 
-class EpisodeOfRoles(Episode, Protocol):
-    """Fields of an episode with roles."""
-
-    @property
-    def roles(self) -> Sequence[str]:
-        """Role of each step, shape (S,); ``""`` without roles."""
-
-    @property
-    def reward_owners(self) -> Sequence[str | None]:
-        """Role that the reward of each step belongs to, shape (S,); None for all of them."""
-
-    @property
-    def frozen_roles(self) -> frozenset[str]:
-        """Roles that are not trained."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoleEpisode:
-    """One role's part of an episode; fits `Episode`."""
-
-    group_id: str
-    rewards: Sequence[float]
-    lengths: Sequence[int]
-    anchors: Sequence[Hashable]
-    is_truncated: bool
-    is_scorable: bool
-    steps: Sequence[int]
-    """Its steps in the episode."""
-
-
 def estimate_by_role(
-    estimate: Callable[[Sequence[Episode]], Sequence[Array]], episodes: Sequence[EpisodeOfRoles]
+    estimate: Callable[[Sequence[Episode]], Sequence[Array]], episodes: Sequence[Any]
 ) -> list[Array]:
     """Estimate the advantage of each step within its role, for a whole batch.
 
@@ -68,18 +42,18 @@ def estimate_by_role(
     for (i, part), values in zip(parts, estimates, strict=True):
         if not part.is_scorable:
             continue
-        if len(values) != len(part.steps):
+        if len(values) != len(part.roles):
             raise ConfigurationError(
-                f"The advantage estimator returned {len(values)} numbers for the {len(part.steps)} "
+                f"The advantage estimator returned {len(values)} numbers for the {len(part.roles)} "
                 "steps of a role. With roles use one that returns an advantage per step, such as "
                 "grpo_step."
             )
-        advantages[i][list(part.steps)] = values
+        advantages[i][[name == part.roles[0] for name in episodes[i].roles]] = values
     return advantages
 
 
-def take_apart(episode: EpisodeOfRoles) -> list[RoleEpisode]:
-    """Split an episode into one part for each trained role."""
+def take_apart(episode: Any) -> list[Any]:
+    """Return a copy of an episode for each trained role, with that role's steps only."""
     parts = []
     for role in dict.fromkeys(episode.roles):
         if role in episode.frozen_roles:
@@ -92,14 +66,13 @@ def take_apart(episode: EpisodeOfRoles) -> list[RoleEpisode]:
             if before and owner in (None, role):
                 rewards[before - 1] += reward
         parts.append(
-            RoleEpisode(
+            replace(
+                episode,
                 group_id=f"{episode.group_id}/{role}",
                 rewards=rewards,
                 lengths=[episode.lengths[t] for t in steps],
                 anchors=[episode.anchors[t] for t in steps],
-                is_truncated=episode.is_truncated,
-                is_scorable=episode.is_scorable,
-                steps=steps,
+                roles=[role] * len(steps),
             )
         )
     return parts

@@ -231,7 +231,7 @@ def _roles(scored: Sequence[EpisodeSummary]) -> dict[str, float]:
         own = [part for name, part in parts if name == role]
         for name, values in (
             ("return", [sum(part.rewards) for part in own]),
-            ("mean_turns", [len(part.steps) for part in own]),
+            ("mean_turns", [len(part.rewards) for part in own]),
             ("mean_length", [sum(part.lengths) for part in own]),
         ):
             metrics[f"roles/{role or 'other'}/{name}"] = float(np.mean(values))

@@ -38,7 +38,7 @@ def test_each_role_earns_what_the_episode_earned_from_its_step_on():
     # the planner's first step: 0 + what came before its next one; the second: 1
     assert planner.rewards == [0.25, 1.0]
     assert executor.rewards == [0.25, 1.0]  # the last reward comes after its last step
-    assert (planner.steps, executor.steps) == ([0, 3], [1, 2])
+    assert (planner.roles, executor.roles) == (["planner"] * 2, ["executor"] * 2)
     _, critic = take_apart(Played([1.0, 0.0, 0.5], ["solver", "critic", "solver"]))
     assert critic.rewards == [0.5]  # no part in what came before it
     assert (planner.group_id, executor.group_id) == ("g/planner", "g/executor")
