@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from agent_envs.core.async_bridge import CallSession, Outcome, outcome_of
+from agent_envs.errors import AgentEnvsError, ServerError
 from agent_trainers.policies.policy import Generation, GenerationRequest, Policy, Usage
 from agent_trainers.rollout.branches import (
     Branches,
@@ -202,8 +203,16 @@ class _EpisodeLoop:
     def _start_episodes(self) -> None:
         while self._waiting and len(self._active) < self._max_active:
             key, episode = self._waiting.popleft()
-            episode.env, episode.started = self._envs.take(episode.spec.env), time.monotonic()
+            episode.started = time.monotonic()
             self._active[key] = episode
+            try:
+                episode.env = self._envs.take(episode.spec.env)
+            except (Exception, SystemExit) as error:  # foreign code
+                if isinstance(error, AgentEnvsError) and not isinstance(error, ServerError):
+                    raise  # wrong settings or data: no episode would ever work
+                episode.fail(error)
+                self._end(key)
+                continue
             self._call(key, episode.reset)
 
     def _drain(self, *, is_busy: bool) -> None:

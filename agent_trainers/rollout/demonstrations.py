@@ -15,9 +15,10 @@ Optional fields: ``tools`` (function schemas), ``success`` (a boolean) or ``rewa
 where above 0 is a success), and ``task_id``.
 """
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 from pydantic import BaseModel, StrictBool, ValidationError
@@ -29,6 +30,8 @@ from agent_trainers.policies.policy import Schemas
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.rollout.environments import MakeEnv, template_tools
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
+
+_MESSAGE: Final = "demonstrated_message"
 
 
 class _Part(BaseModel):
@@ -51,43 +54,6 @@ class _Row(BaseModel):
     task_id: str | int | None = None
 
 
-class Demonstration:
-    """Builds a trajectory step by step."""
-
-    def __init__(self, renderer: ChatRenderer, tools: Schemas) -> None:
-        """Start without steps; `tools` are those that the chat template describes."""
-        self._renderer, self._tools = renderer, tools
-        self._transitions: list[Transition] = []
-
-    def add(
-        self, messages: Sequence[Message], action: str, completion_ids: list[int], **outcome: Any
-    ) -> None:
-        """Append a step: its state, its action and its tokens; `outcome` sets other fields."""
-        previous = self._transitions[-1] if self._transitions else None
-        defaults = {"reward": 0.0, "reward_terms": {}, "terminated": False, "truncated": False}
-        self._transitions.append(
-            Transition(
-                messages=list(messages),
-                prompt_ids=self._renderer.prompt_ids(messages, self._tools, previous),
-                completion_ids=completion_ids,
-                logprobs=np.zeros(len(completion_ids), np.float32),
-                action=action,
-                **{**defaults, "info": {}, **outcome},
-            )
-        )
-
-    def trajectory(self, task_id: str, metrics: Mapping[str, float]) -> Trajectory:
-        """Return the trajectory."""
-        return Trajectory(
-            task_id=task_id,
-            group_id=task_id,
-            transitions=self._transitions,
-            metrics=dict(metrics),
-            timings={},
-            stop_reason=StopReason.ANSWERED,
-        )
-
-
 def play_reference(
     make_env: MakeEnv, renderer: ChatRenderer, tasks: Sequence[int]
 ) -> Iterator[Trajectory]:
@@ -106,40 +72,70 @@ def play_reference(
             )
         for task in tasks:
             _, info = env.reset(seed=task, options={"task": task})
-            demonstration = Demonstration(renderer, template_tools(info))
+            tools = template_tools(info)
+            steps: list[Transition] = []
             for action in reference():
                 state = info["messages"]
                 _, reward, terminated, truncated, info = env.step(action)
-                demonstration.add(
-                    state,
-                    action,
-                    renderer.turn_ids(action),
-                    reward=float(reward),
-                    reward_terms=info.get("reward_terms", {}),
-                    terminated=terminated,
-                    truncated=truncated,
+                steps.append(
+                    _step(
+                        state,
+                        action,
+                        reward=float(reward),
+                        reward_terms=info.get("reward_terms", {}),
+                        terminated=terminated,
+                        truncated=truncated,
+                    )
                 )
                 if terminated or truncated:
                     break
-            yield demonstration.trajectory(str(info.get("task_id", task)), info.get("metrics", {}))
+            task_id = str(info.get("task_id", task))
+            yield retell(_episode(task_id, steps, info.get("metrics", {})), renderer, tools)
     finally:
         env.close()
 
 
 def retell(trajectory: Trajectory, renderer: ChatRenderer, tools: Schemas) -> Trajectory:
-    """Return a recorded trajectory in the tokens of another model; rewards stay."""
-    demonstration = Demonstration(renderer, tools)
+    """Return a trajectory in the tokens of another model, without `info`; rewards stay."""
+    steps: list[Transition] = []
     for t in trajectory.transitions:
-        demonstration.add(
-            t.messages,
-            t.action,
-            renderer.turn_ids(t.action),
-            reward=t.reward,
-            reward_terms=t.reward_terms,
-            terminated=t.terminated,
-            truncated=t.truncated,
+        ids = renderer.turn_ids(t.action)
+        if (message := t.info.get(_MESSAGE, {})).get("tool_calls"):
+            ids = renderer.message_ids([*t.messages, message], tools)
+        steps.append(
+            dataclasses.replace(
+                t,
+                prompt_ids=renderer.prompt_ids(t.messages, tools, steps[-1] if steps else None),
+                completion_ids=ids,
+                logprobs=np.zeros(len(ids), np.float32),
+                info={},
+            )
         )
-    return demonstration.trajectory(trajectory.task_id, trajectory.metrics)
+    return _episode(trajectory.task_id, steps, trajectory.metrics)
+
+
+def _step(messages: Sequence[Message], action: str, **changes: Any) -> Transition:
+    """Return a step without tokens."""
+    defaults = {"reward": 0.0, "reward_terms": {}, "terminated": False, "truncated": False}
+    return Transition(
+        messages=list(messages),
+        prompt_ids=[],
+        completion_ids=[],
+        logprobs=np.zeros(0, np.float32),
+        action=action,
+        **{**defaults, "info": {}, **changes},
+    )
+
+
+def _episode(task_id: str, steps: list[Transition], metrics: Mapping[str, float]) -> Trajectory:
+    return Trajectory(
+        task_id=task_id,
+        group_id=task_id,
+        transitions=steps,
+        metrics=dict(metrics),
+        timings={},
+        stop_reason=StopReason.ANSWERED,
+    )
 
 
 def read_conversations(
@@ -173,21 +169,17 @@ def _trajectory(row: _Row, number: int, renderer: ChatRenderer) -> Trajectory:
     new = _messages(row.messages or row.completion, "assistant")
     if not new:
         raise DataError("a row needs 'messages', or 'prompt' and 'completion'.")
-    demonstration = Demonstration(renderer, row.tools)
+    steps = []
     for message in new:
         if message["role"] == "assistant":
             if not messages:
                 raise DataError("it begins with an assistant turn, which has no state before it.")
-            ids = (
-                renderer.message_ids([*messages, message], row.tools)
-                if message.get("tool_calls")
-                else renderer.turn_ids(message["content"])
-            )
-            demonstration.add(messages, message["content"], ids)
+            steps.append(_step(messages, message["content"], info={_MESSAGE: message}))
         messages = [*messages, message]
     task_id = number if row.task_id is None else row.task_id
     is_success = row.reward > 0 if row.success is None else row.success
-    return demonstration.trajectory(str(task_id), {"success": float(is_success)})
+    episode = _episode(str(task_id), steps, {"success": float(is_success)})
+    return retell(episode, renderer, row.tools)
 
 
 def _messages(given: str | list[_Turn], role: Literal["user", "assistant"]) -> list[Any]:

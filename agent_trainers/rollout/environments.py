@@ -20,7 +20,6 @@ from pydantic import (
     ValidationError,
 )
 
-from agent_envs.errors import AgentEnvsError, ServerError
 from agent_envs.wrappers.awaited import awaited
 from agent_trainers.policies.policy import Policy
 
@@ -41,34 +40,20 @@ class EnvPool:
         self._idle: defaultdict[str, list[TextEnv]] = defaultdict(list)
 
     def take(self, name: str = "") -> TextEnv:
-        """Return an idle environment of this name, or a new one.
-
-        Raises:
-            AgentEnvsError: If settings or data are wrong. Any other error of the constructor is
-                raised by the first reset, so that it ends one episode only.
-        """
+        """Return an idle environment of this name, or a new one."""
         if idle := self._idle[name]:
             return idle.pop()
         make_env = self._make_env if callable(self._make_env) else self._make_env[name]
-        try:
-            env = make_env()
-            if not isinstance(env, gym.Env):
-                raise TypeError(
-                    f"make_env returned a {type(env).__name__}; it must return a Gymnasium "
-                    "environment."
-                )
-            return awaited(env)
-        except ServerError as error:
-            return _FailedEnv(error)  # a server of environments may come back
-        except AgentEnvsError:
-            raise  # no episode would ever work
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code; it is recorded
-            return _FailedEnv(error)
+        env = make_env()
+        if not isinstance(env, gym.Env):
+            raise TypeError(
+                f"make_env returned a {type(env).__name__}; it must return a Gymnasium environment."
+            )
+        return awaited(env)
 
     def give_back(self, env: TextEnv, name: str = "") -> None:
         """Keep an environment for the next episode."""
-        if not isinstance(env, _FailedEnv):
-            self._idle[name].append(env)
+        self._idle[name].append(env)
 
     def close(self) -> None:
         """Close the idle environments."""
@@ -78,16 +63,6 @@ class EnvPool:
             except (Exception, SystemExit):  # noqa: BLE001 - foreign code; its episodes are over
                 _log.warning("An environment failed to close.", exc_info=True)
         self._idle.clear()
-
-
-class _FailedEnv(gym.Env[str, str]):
-    """Placeholder of an environment whose constructor failed; `reset` raises the error."""
-
-    def __init__(self, error: BaseException) -> None:
-        self._error = error
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        raise self._error
 
 
 def template_tools(info: dict[str, Any]) -> list[dict[str, Any]] | None:
