@@ -1,6 +1,6 @@
 import gymnasium as gym
 
-from agent_envs.core.transcript import format_entry
+from agent_envs.core.transcript import print_entry
 
 ID = "AgentR1/SyntheticMultiHop-v0"
 
@@ -21,7 +21,8 @@ def test_an_episode_is_rendered_in_colour_or_printed_as_it_goes_on(capsys):
     assert env.render() is None
 
 
-def test_what_is_shown_cannot_steer_the_terminal():
-    text = format_entry("agent", "a\x1b[2Jb [red]c\ud800", is_coloured=False)
+def test_what_is_shown_cannot_steer_the_terminal(capsys):
+    print_entry("agent", "a\x1b[2Jb [red]c\ud800", "")
+    text = capsys.readouterr().out
     assert "\x1b" not in text
     assert "a\\x1b[2Jb [red]c" in text
