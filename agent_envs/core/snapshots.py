@@ -1,17 +1,15 @@
 """Snapshots of environments.
 
-The state of an environment is what `reset` and `step` may change: its attributes, and those of the
-objects whose methods are its tools. A class lists in ``not_in_snapshots`` the attributes that the
-constructor makes and no step changes: data sets, search engines, sandboxes, connections. State that
-cannot be pickled is not copied: its snapshot holds the episode's start and actions, and `restore`
+The state of an environment is what `reset` and `step` may change: its attributes. A class lists in
+``not_in_snapshots`` those that the constructor makes and no step changes: data sets, search
+engines, sandboxes, connections. State elsewhere, in objects whose methods are tools, or state that
+cannot be pickled, is not copied: the snapshot holds the episode's start and actions, and `restore`
 replays them.
 """
 
-import functools
 import io
 import json
 import pickle
-import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
@@ -61,7 +59,7 @@ class RestorableEnv(gym.Env[str, str]):
         }
     )  # fmt: skip
     """Attributes that the constructor makes and no step changes, and those that `on_restore` sets;
-    a subclass adds its own. The class of an object whose methods are tools may have it, too."""
+    a subclass adds its own."""
     max_turns: int | None = None
     """The turn limit of Gymnasium around this environment; known after a `reset` or `step`."""
     _made_with: dict[str, Any]
@@ -77,8 +75,6 @@ class RestorableEnv(gym.Env[str, str]):
         """Return the state; a SnapshotError if it can be neither copied nor replayed."""
         try:
             return Snapshot(environment=self._identity, state=self._dump())
-        except SnapshotError:
-            raise
         except Exception as error:
             if self._episode_record is None:
                 raise SnapshotError(
@@ -100,7 +96,7 @@ class RestorableEnv(gym.Env[str, str]):
             )
         if not snapshot.is_replayed:
             self._load_state(snapshot.state)
-            self._resume()
+            self._resume(is_replayed=False)
             self._load_state(snapshot.state)  # on_restore() may have offered other tools
             return
         record: Record = pickle.loads(snapshot.state)  # noqa: S301 - see Snapshot
@@ -110,44 +106,36 @@ class RestorableEnv(gym.Env[str, str]):
             observations=record.observations, rewards=record.rewards,
         ):  # fmt: skip
             pass
-        self._resume()
+        self._resume(is_replayed=True)
 
-    def _tools_with_state(self) -> Mapping[str, Tool]:
-        """Return the tools whose state belongs to the environment, by name."""
-        return {}
+    def _has_state_elsewhere(self) -> bool:
+        """Return whether a tool may keep state that is not in attributes of the environment."""
+        return False
 
-    def _resume(self) -> None:
-        """Set what a snapshot leaves out."""
+    def _resume(self, *, is_replayed: bool) -> None:
+        """Set what a snapshot, or a replay, leaves out."""
 
-    def _state_holders(self) -> dict[str, Any]:
-        """Return the environment and the objects whose methods are tools, by name."""
-        holders: dict[str, Any] = {"": self}
-        for name, tool in self._tools_with_state().items():
-            holder = getattr(tool.function, "__self__", tool.function)
-            if not isinstance(
-                holder, type | types.ModuleType | types.FunctionType | functools.partial
-            ) and all(holder is not other for other in holders.values()):
-                holders[name] = holder
-        return holders
+    def _saved_attributes(self) -> dict[str, Any]:
+        kinds = type(self).__mro__
+        left_out = frozenset().union(*(vars(k).get("not_in_snapshots", ()) for k in kinds))
+        return {name: value for name, value in vars(self).items() if name not in left_out}
 
     def _dump(self) -> bytes:
-        for name, tool in self._tools_with_state().items():
-            if _has_hidden_state(tool):
-                raise TypeError(f"the function of the stateful tool {name!r} has variables")
-        holders = self._state_holders()
+        if self._has_state_elsewhere():
+            raise TypeError("a tool keeps its state outside of the environment")
         file = io.BytesIO()
         pickler = _Pickler(file)
-        pickler.names = {id(holder): name for name, holder in holders.items()}
-        pickler.dump({name: _state_of(holder) for name, holder in holders.items()})
+        pickler.env = self
+        pickler.dump(self._saved_attributes())
         return file.getvalue()
 
     def _load_state(self, state: bytes) -> None:
-        holders = self._state_holders()
         unpickler = _Unpickler(io.BytesIO(state))
-        unpickler.things = holders
-        for name, attributes in unpickler.load().items():
-            if name in holders:
-                _set_state(holders[name], attributes)
+        unpickler.env = self
+        attributes = unpickler.load()
+        for name in self._saved_attributes().keys() - attributes.keys():
+            del vars(self)[name]
+        vars(self).update(attributes)
 
     @property
     def _identity(self) -> str:
@@ -159,52 +147,19 @@ class RestorableEnv(gym.Env[str, str]):
 
 
 class _Pickler(pickle.Pickler):
-    """Replaces objects that are part of every such environment by their names."""
+    """Leaves the environment itself out, to which attributes may refer."""
 
-    names: Mapping[int, str]
+    env: RestorableEnv
 
-    def persistent_id(self, obj: Any) -> str | None:
-        return self.names.get(id(obj))
+    def persistent_id(self, obj: Any) -> bool | None:
+        return obj is self.env or None
 
 
 class _Unpickler(pickle.Unpickler):
-    things: Mapping[str, Any]
+    env: RestorableEnv
 
-    def persistent_load(self, pid: str) -> Any:
-        return self.things.get(pid)  # None for a tool that on_restore() has yet to offer
-
-
-def _has_hidden_state(tool: Tool) -> bool:
-    """Return whether a tool declares that it has state, and keeps it in variables of a function."""
-    return tool.stateful and bool(getattr(tool.function, "__closure__", None))
-
-
-def _left_out(kind: type) -> frozenset[str]:
-    """Return the ``not_in_snapshots`` of `kind` and its bases."""
-    return frozenset().union(*(vars(base).get("not_in_snapshots", ()) for base in kind.__mro__))
-
-
-def _has_custom_state(holder: Any) -> bool:
-    kind: Any = type(holder)
-    # Gymnasium's EzPickle declares that the arguments of an environment are all of its state.
-    return kind.__getstate__ is not object.__getstate__ and not isinstance(holder, gym.Env)
-
-
-def _state_of(holder: Any) -> Any:
-    if _has_custom_state(holder):
-        return holder.__getstate__()
-    left_out = _left_out(type(holder))
-    return {name: value for name, value in vars(holder).items() if name not in left_out}
-
-
-def _set_state(holder: Any, state: Any) -> None:
-    if hasattr(holder, "__setstate__") and not isinstance(holder, gym.Env):
-        holder.__setstate__(state)
-        return
-    if not _has_custom_state(holder):
-        for name in _state_of(holder).keys() - state.keys():
-            del vars(holder)[name]
-    vars(holder).update(state)
+    def persistent_load(self, pid: Any) -> RestorableEnv:
+        return self.env
 
 
 def _describe_object(value: Any) -> Any:

@@ -5,10 +5,11 @@ the next state, the reward term by term, and whether the episode is over. A subc
 (`get_task`), tools, reward functions and metrics, and judges answers (`on_answer`).
 """
 
-import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from types import FunctionType, ModuleType
 from typing import Any, ClassVar, Final
 
 import gymnasium as gym
@@ -391,12 +392,20 @@ class ToolEnv(TaskFamily):
             "task_id": self.task.id,
         }
 
-    def _tools_with_state(self) -> Mapping[str, Tool]:
-        optional = itertools.chain(*self.optional_tools.values())
-        return {tool.name: tool for tool in (*optional, *self._tools.values())}
+    def _has_state_elsewhere(self) -> bool:
+        for tool in self._tools.values():
+            holder = getattr(tool.function, "__self__", tool.function)
+            if isinstance(holder, FunctionType):
+                if tool.stateful and holder.__closure__:
+                    return True
+            elif holder is not self and not isinstance(holder, type | ModuleType | partial):
+                return True
+        return False
 
-    def _resume(self) -> None:
+    def _resume(self, *, is_replayed: bool) -> None:
         self._limit_is_known = False
+        if is_replayed:
+            return
         self._begin_sessions()
         if self._task is not None:
             self.on_restore()

@@ -170,11 +170,11 @@ class RemoteEnv(ToolEnv):
             self.offer_tools(_tools(schemas))
         return observed["text"], info
 
-    def _tools_with_state(self) -> Mapping[str, Tool]:
-        return {}
+    def _has_state_elsewhere(self) -> bool:
+        return False  # the server's state is replayed
 
-    def _resume(self) -> None:
-        super()._resume()
+    def _resume(self, *, is_replayed: bool) -> None:
+        super()._resume(is_replayed=is_replayed)
         self._client.is_current = False
         self.offer_tools(_tools(self._schemas))
 

@@ -99,12 +99,6 @@ class PythonSession:
         self._level = level
         self._session: Session | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state before the first call; after it, episodes are replayed."""
-        if self._session is not None:
-            raise TypeError("a Python session that has run something cannot be copied")
-        return vars(self).copy()
-
     @property
     def tool(self) -> Tool:
         """The tool."""

@@ -5,7 +5,7 @@ After the tools of EigentSearch-Q+. All state is bounded.
 
 import zlib
 from collections.abc import Sequence
-from typing import ClassVar, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from agent_envs.core.tool import Tool, ToolError, ToolResult, quoted
 from agent_envs.retrieval import Hit, Retriever
@@ -32,8 +32,6 @@ class Evidence(NamedTuple):
 
 class EvidenceTable:
     """Queries and evidence of one episode; its methods are the tools."""
-
-    not_in_snapshots: ClassVar[frozenset[str]] = frozenset({"_retriever", "_show"})
 
     def __init__(
         self,

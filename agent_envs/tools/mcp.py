@@ -20,6 +20,7 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import IO, TYPE_CHECKING, Any, Final, TypeVar
 
 from anyio.from_thread import BlockingPortalProvider
@@ -33,7 +34,7 @@ from agent_envs.core.tool import (
     ToolResult,
     ToolSession,
 )
-from agent_envs.errors import ConfigurationError, SnapshotError
+from agent_envs.errors import ConfigurationError
 from agent_envs.formats.actions import example_arguments, leading_text_argument
 
 if TYPE_CHECKING:
@@ -158,15 +159,6 @@ class McpSession:
             return ToolResult(text, error="tool_error", exception=f"{error!r}")
         return result
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Save nothing: the state of the server is not accessible."""
-        if self._was_called and not self.server.shared:
-            raise SnapshotError(
-                f"the state of the MCP server {self.server.server!r} cannot be copied; pass "
-                "shared=True if it keeps none"
-            )
-        return {}
-
     def _list_tools(self) -> None:
         """List the tools, on a new connection if the present one fails."""
         was_connected = self._connection is not None
@@ -263,7 +255,9 @@ class McpTool(Tool):
         self.timeout = session.server.timeout + CONNECT_SECONDS + LIST_SECONDS
         self.stateful = not session.server.shared
         self.max_result_chars = session.server.max_result_chars
-        self.function: Callable[..., ToolResult] = session.call
+        # A snapshot replays the calls of methods of objects, but a shared session has no state.
+        shared: Callable[..., ToolResult] = partial(session.call)
+        self.function = session.call if self.stateful else shared
         self.parameters = _parameters(listed.input_schema)
         self._is_closed = listed.input_schema.get("additionalProperties") is False
         try:  # formats show examples: a schema may be malformed, or refer to itself without end

@@ -1,7 +1,7 @@
 """Tools to read pages by title, and to find text in them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, Final
+from typing import Final
 
 from agent_envs.core.tool import Tool, ToolError, quoted
 from agent_envs.retrieval import Page
@@ -11,8 +11,6 @@ MAX_SUGGESTIONS: Final = 5
 
 class PageReader:
     """The tools ``read`` and ``find_in_page``, and the page that is open."""
-
-    not_in_snapshots: ClassVar[frozenset[str]] = frozenset({"_pages", "_by_folded_title", "_show"})
 
     def __init__(self, show: Callable[[Page], Page] | None = None) -> None:
         """Start without pages; `show` transforms each page before the model sees it."""

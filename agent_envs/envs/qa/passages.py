@@ -63,7 +63,7 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
     search_tools = frozenset({"search", "filtered_search"})
     reward_functions = {**RetrievalQAEnv.reward_functions, **_CITATION_TERMS}
     outcome_terms = RetrievalQAEnv.outcome_terms | set(_CITATION_TERMS)
-    not_in_snapshots = frozenset({"_engine"})
+    not_in_snapshots = frozenset({"_engine", "_reader", "_evidence"})
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("mcp", reason="the extra mcp is not installed")
 pytestmark = pytest.mark.filterwarnings("default")
 
-from agent_envs import ConfigurationError, SnapshotError, ToolEnv, tool  # noqa: E402
+from agent_envs import ConfigurationError, ToolEnv, tool  # noqa: E402
 from agent_envs.core.tasks import Task  # noqa: E402
 from agent_envs.tools.mcp import McpServer  # noqa: E402
 from tests.agent_envs.tools.http_server import HttpServer  # noqa: E402
@@ -167,14 +167,15 @@ def test_tools_of_a_server_replace_no_other_tool(http):
         assert call(env, "add_2", a=1, b=2)[0] == "3"
 
 
-def test_snapshots_after_a_call_are_errors(http):
-    with made(McpServer(http.url)) as env:
-        fresh = env.snapshot()
-        assert call(env, "count")[0] == "1"
-        with pytest.raises(SnapshotError, match="MCP server"):
-            env.snapshot()
-        env.restore(fresh)  # with a new session
-        assert call(env, "count")[0] == "1"
+@pytest.mark.parametrize("shared", [False, True])
+def test_snapshots_repeat_the_calls_unless_the_session_is_shared(http, shared):
+    with made(McpServer(http.url, shared=shared)) as env:
+        count = int(call(env, "count")[0])
+        saved = env.snapshot()
+        assert int(call(env, "count")[0]) == count + 1
+        assert saved.is_replayed is not shared
+        env.restore(saved)
+        assert int(call(env, "count")[0]) == count + (2 if shared else 1)
 
 
 def test_a_command_gets_only_the_named_variables(monkeypatch):
