@@ -156,15 +156,14 @@ def _train(
         "gamma": options.gamma,
         "num_episodes": len(episodes),
         "losses": losses,
-        "reliability": {kind: found._asdict() for kind, found in measured.items()},
+        "reliability": measured._asdict(),
     }
     write_json(folder / RESULTS_FILE, results)
-    for kind, found in measured.items():
-        notify(
-            f"{kind} of held-out tasks: squared error {found.mean_squared_error:.3f} (of the mean "
-            f"{found.mean_squared_error_of_mean:.3f}), correlation {found.correlation:.3f}, "
-            f"calibration error {found.calibration_error:.3f}"
-        )
+    notify(
+        f"Held-out tasks: squared error {measured.mean_squared_error:.3f} (of the mean "
+        f"{measured.mean_squared_error_of_mean:.3f}), correlation {measured.correlation:.3f}, "
+        f"calibration error {measured.calibration_error:.3f}"
+    )
     notify(f"Search with it: python -m agent_trainers.experimental.search --value {folder}")
     notify(f"Initialise PPO with it: agent-r1-train --algorithm step_ppo --critic_model {folder}")
 

@@ -18,7 +18,6 @@ from agent_trainers.experimental.values.process_value import hidden_states, spli
 from agent_trainers.trainers.ppo import CriticModel
 from agent_trainers.trajectory import Trajectory
 
-KINDS: Final = ("states", "actions")
 ROWS_PER_STEP: Final = 16
 """Rows per optimiser step; larger batches take too few steps to learn more than the mean."""
 NUM_BINS: Final = 10
@@ -31,7 +30,6 @@ class Example(NamedTuple):
     """Tokens up to a state, or up to an action in it, and the outcomes that followed."""
 
     ids: tuple[int, ...]
-    is_action: bool
     outcomes: list[float]
 
 
@@ -129,14 +127,10 @@ def fit(
 
 
 @torch.no_grad()
-def measure(critic: CriticModel, rows: Sequence[Row]) -> dict[str, Reliability]:
-    """Return the reliability of the values of states and of actions."""
-    measured = {}
-    for is_action, kind in enumerate(KINDS):
-        examples = [[e] for row in rows for e in row if e.is_action == is_action]
-        batches = [torch.stack(batch).cpu() for batch in _values(critic, examples)]
-        measured[kind] = reliability(*torch.cat(batches, dim=1).tolist())
-    return measured
+def measure(critic: CriticModel, rows: Sequence[Row]) -> Reliability:
+    """Return the reliability of the values of states, and of actions in them."""
+    batches = [torch.stack(batch).cpu() for batch in _values(critic, rows)]
+    return reliability(*torch.cat(batches, dim=1).tolist())
 
 
 def reliability(
@@ -160,15 +154,15 @@ def reliability(
 
 
 def _rows(trajectories: Sequence[Trajectory], target: str, gamma: float) -> list[Row]:
-    pooled: dict[tuple[tuple[int, ...], bool], list[float]] = {}
+    pooled: dict[tuple[int, ...], list[float]] = {}
     for trajectory in trajectories:
         # a branch shares the steps before `start` with its episode, which counts them
         for step, transition in list(enumerate(trajectory.transitions))[trajectory.start :]:
             value = outcome(trajectory, step, target, gamma)
             state = tuple(transition.prompt_ids)
-            for ids, is_action in ((state, False), ((*state, *transition.completion_ids), True)):
-                pooled.setdefault((ids, is_action), []).append(value)
-    examples = [Example(ids, is_action, found) for (ids, is_action), found in pooled.items()]
+            for ids in (state, (*state, *transition.completion_ids)):
+                pooled.setdefault(ids, []).append(value)
+    examples = [Example(ids, found) for ids, found in pooled.items()]
     rows: list[Row] = []
     for example in sorted(examples, key=lambda e: e.ids, reverse=True):
         # in descending order, sequences with this prefix come directly before it

@@ -99,7 +99,7 @@ def test_a_value_does_not_depend_on_what_is_read_beside_it(critic, tokenizer, mo
 def rows(labels, count=2):
     """Return rows of a state and an action each; what the action is decides its label."""
     return [
-        [Example((5, token), True, [label] * count), Example((5,), False, [0.0, 1.0])]
+        [Example((5, token), [label] * count), Example((5,), [0.0, 1.0])]
         for token, label in labels.items()
     ]
 
@@ -118,7 +118,7 @@ def test_a_critic_learns_what_actions_come_to(critic):
 
 def test_a_critic_that_knows_nothing_begins_at_the_mean_outcome(tiny_policy):
     outcomes = [[1.0, 0.0], [1.0, 1.0]]
-    examples = [[Example((i,), False, found)] for i, found in enumerate(outcomes)]
+    examples = [[Example((i,), found)] for i, found in enumerate(outcomes)]
     fresh = CriticModel(tiny_policy)
     fitted(fresh, ExampleSets(examples, examples, examples), 1, 1e-12)
     with torch.no_grad():
@@ -236,8 +236,7 @@ def test_a_value_is_trained_resumed_and_searched_with(tmp_path, monkeypatch, cap
     value_command.run(command)
     assert first.stat().st_mtime_ns == written
     measured = json.loads((folder / "value.json").read_text(encoding="utf-8"))
-    assert set(measured["reliability"]) == {"states", "actions"}
-    assert 0 <= measured["reliability"]["states"]["calibration_error"] <= 1
+    assert 0 <= measured["reliability"]["calibration_error"] <= 1
     assert measured["num_episodes"] == len([*load_trajectories(first), *load_trajectories(second)])
     assert measured["num_episodes"] == 10
     with pytest.raises(ConfigurationError, match=r"value\.json exists"):
