@@ -13,8 +13,7 @@ import gymnasium as gym
 from agent_envs.core.lookup import lookup
 from agent_envs.data.files import write_text
 from agent_envs.errors import AgentEnvsError, ConfigurationError
-from agent_leaderboard.play.config import EMBEDDED, PRESETS, AgentConfig, RunConfig, load_configs
-from agent_trainers.programs.runners import RUNNERS
+from agent_leaderboard.play.config import PRESETS, AgentConfig, RunConfig, load_configs
 
 DATA_VARIABLE: Final = "AGENT_R1_DATA"
 CHECKOUT_DATA: Final = Path(__file__).parents[3] / "shared" / "data"
@@ -23,7 +22,7 @@ EXIT_IN_PART: Final = 3
 """Exit code of ``verify`` if nothing is wrong but not every episode could be replayed."""
 CHECKPOINT_PLACEHOLDER: Final = "${checkpoint}"
 NEXT_STEPS: Final = """\
-Check it:   agent-r1-bench check {name}.yaml
+Try it:     agent-r1-bench --config {name}.yaml --output runs/try --tasks 1
 Run it:     agent-r1-bench --config {name}.yaml --output runs/{name}
 Verify it:  agent-r1-bench verify runs/{name}
 Send it:    agent-r1-bench submit runs/{name}"""
@@ -78,17 +77,16 @@ def _parser() -> argparse.ArgumentParser:
 
     new = add("new", _new, "write an agent template, and the file that enters it")
     new.add_argument("name", help="name of the module: my_agent")
-    check = add("check", _check, "run an agent on five tasks, and verify them", "config", data=True)
     run = add("run", _run, "run agents, or resume a run", data=True, jobs=1)
-    text = "check a run or a bundle: replay and score every episode again"
+    text = "check a run: replay and score every episode again"
     verify = add("verify", _verify, text, "run", data=True, jobs=2)
-    text = "the run must have the measure of this file, or of the 'published' run"
-    verify.add_argument("--reference", help=text)
+    text = "the run must have the measure of the published run"
+    verify.add_argument("--reference", choices=["published"], help=text)
     text = "time limit; %(default)g minutes by default"
     verify.add_argument("--max_minutes", type=float, default=60.0, help=text)
-    text = "write the measure of a run, for verify --reference"
+    text = "write the measure of a run, as in references/published.json"
     add("reference", _reference, text, "run", "file")
-    report = add("report", _report, "write leaderboard.md, .csv and .html", "run", data=True)
+    report = add("report", _report, "write leaderboard.md and .html", "run", data=True)
     text = "also write a page with the text of licensed data sets, not to be published"
     report.add_argument("--text", action="store_true", help=text)
     compare = add("compare", _compare, "compare two agents on the same tasks", "run")
@@ -97,12 +95,8 @@ def _parser() -> argparse.ArgumentParser:
     text = "verify a run, and write the folder and the text of a pull request"
     submit = add("submit", _submit, text, "run", data=True, jobs=2)
     submit.add_argument("--output", type=Path, default=Path("submissions"), help="folder for both")
-    add("export", _export, "pack a complete run into one file", "run", "bundle")
-    text = "verify bundles and merge them into one run"
-    add("merge", _merge, text, "output", "bundles...", data=True, jobs=2)
-
-    for one in (check, run):
-        one.add_argument("--environments", nargs="+", default=[], help="only these, by name")
+    text = "verify runs and merge them into one"
+    add("merge", _merge, text, "output", "runs...", data=True, jobs=2)
     _add_run_options(run)
     return parser
 
@@ -111,13 +105,11 @@ def _add_run_options(run: argparse.ArgumentParser) -> None:
     run.add_argument("--config", type=Path, nargs="+", default=[], help="YAML files; they add up")
     run.add_argument("--preset", help=f"configuration by name: {', '.join(PRESETS)}")
     run.add_argument("--output", type=Path, default=Path("runs/leaderboard"), help="folder")
+    run.add_argument("--environments", nargs="+", default=[], help="only these, by name")
     run.add_argument("--agents", nargs="+", default=[], help="only these, by name")
     run.add_argument("--tasks", type=_positive, help="largest number of each environment")
     run.add_argument("--model", help="model of all model agents that the run does not train")
     run.add_argument("--checkpoint", help="folder of a trained model, for ${checkpoint}")
-    run.add_argument("--program", help="only this program, my_module:run or a command")
-    text = f"how it runs: {', '.join(RUNNERS)}"
-    run.add_argument("--program_runner", choices=RUNNERS, default="thread", help=text)
     run.add_argument("--base_url", help="OpenAI-compatible server of the model agents")
     run.add_argument("--api_key_env", help="environment variable with the server's key")
     for name, kind in _PROTOCOL_OPTIONS.items():
@@ -141,17 +133,6 @@ def _new(options: argparse.Namespace) -> None:
     print(NEXT_STEPS.format(name=options.name))  # noqa: T201
 
 
-def _check(options: argparse.Namespace) -> None:
-    from agent_leaderboard.entries.entry import check_entry
-
-    sys.path.append("")  # for custom agents in the current folder
-    config = load_configs([options.config]).choose(environments=options.environments)
-    is_fine, text = check_entry(config, options.data)
-    print(text)  # noqa: T201
-    if not is_fine:
-        sys.exit(1)
-
-
 def _run(options: argparse.Namespace) -> None:
     from agent_leaderboard.play.run import run
 
@@ -169,10 +150,6 @@ def _config(options: argparse.Namespace) -> RunConfig:
     if options.preset is not None or not paths:
         paths.insert(0, lookup(PRESETS, options.preset or "published", kind="preset"))
     config = load_configs(paths, **given(*_PROTOCOL_OPTIONS))
-    if options.program is not None:
-        settings = {"program": options.program, "runner": options.program_runner, "model": EMBEDDED}
-        program = AgentConfig(name=options.program, kind="program", settings=settings)
-        config = replace(config, agents=(program,))
     config = config.choose(
         environments=options.environments, agents=options.agents, tasks=options.tasks
     )
@@ -193,15 +170,13 @@ def _with_checkpoint(agent: AgentConfig, checkpoint: str | None) -> AgentConfig:
 
 
 def _verify(options: argparse.Namespace) -> None:
-    from agent_leaderboard.records.manifest import PUBLISHED
     from agent_leaderboard.verify.contained import verify
 
-    name = options.reference
     verification = verify(
         options.run,
         options.data,
         jobs=options.jobs,
-        reference=PUBLISHED if name == "published" else name and Path(name),
+        is_published=options.reference is not None,
         max_minutes=options.max_minutes,
     )
     print(verification.summary())  # noqa: T201
@@ -243,16 +218,9 @@ def _submit(options: argparse.Namespace) -> None:
     )
 
 
-def _export(options: argparse.Namespace) -> None:
-    from agent_leaderboard.verify.bundle import export_bundle
-
-    export_bundle(options.run, options.bundle)
-    print(f"{options.bundle}: {options.bundle.stat().st_size:,} bytes")  # noqa: T201
-
-
 def _merge(options: argparse.Namespace) -> None:
-    from agent_leaderboard.verify.bundle import merge_bundles
     from agent_leaderboard.verify.contained import verify
+    from agent_leaderboard.verify.merging import merge
 
-    merge_bundles(options.output, options.bundles, options.data, verify, jobs=options.jobs)
+    merge(options.output, options.runs, options.data, verify, jobs=options.jobs)
     _write_and_print(options.output, options.data)

@@ -11,16 +11,17 @@ environments: [{id: AgentR1/SyntheticTable-v0, contamination: none}]
 """
 
 
-def test_a_run_is_made_reported_verified_exported_and_merged(tmp_path, small_data, capsys):
+def test_a_run_is_made_reported_verified_and_merged(tmp_path, small_data, capsys):
     config, folder = write_config(tmp_path, CONFIG), tmp_path / "run"
     run = ["--config", str(config), "--data", str(small_data), "--tasks", "1"]
     cli.main([*run, "--output", str(folder)])  # the default command
-    assert {path.suffix for path in folder.glob("leaderboard.*")} == {".md", ".csv", ".html"}
+    assert {path.suffix for path in folder.glob("leaderboard.*")} == {".md", ".html"}
     assert "oracle" in capsys.readouterr().out
 
     check = ["--data", str(small_data), "--jobs", "1"]
-    cli.main(["export", str(folder), str(tmp_path / "run.zip")])
-    cli.main(["merge", str(tmp_path / "merged"), str(tmp_path / "run.zip"), *check])
+    (folder / "leaderboard.html").unlink()
+    (folder / "leaderboard.md").unlink()
+    cli.main(["merge", str(tmp_path / "merged"), str(folder), *check])
     assert content_of(tmp_path / "merged") == content_of(folder)
     cli.main(["compare", str(folder), "random", "oracle"])
     assert "oracle" in capsys.readouterr().out
@@ -41,7 +42,7 @@ def test_errors_are_one_line(tmp_path):
         (["--preset", "papre"], "Did you mean 'paper'"),
         (["--config", str(tmp_path / "no.yaml")], r"no\.yaml"),
         (["verify", str(tmp_path)], "1"),
-        (["export", str(tmp_path), str(tmp_path / "a.zip")], "is not part of a run"),
+        (["merge", str(tmp_path / "merged"), str(tmp_path)], "is not part of a run"),
         (["--config", str(write_config(tmp_path, CHECKPOINT))], "pass --checkpoint"),
         (["--preset", "published", "--agents", "orcle"], "Did you mean 'oracle'"),
     ):

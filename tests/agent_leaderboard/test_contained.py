@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import time
-import zipfile
 from pathlib import Path
 
 import gymnasium as gym
@@ -24,15 +23,13 @@ from agent_leaderboard.play.environments import ARGUMENTS, recorded_environment,
 from agent_leaderboard.records.manifest import published
 from agent_leaderboard.records.results import SCHEMA, read_run, write_checksums
 from agent_leaderboard.report.web_page import read_episodes
-from agent_leaderboard.verify import bundle, contained, verify
+from agent_leaderboard.verify import contained, verify
 from agent_leaderboard.verify.verify import check_run
 from tests.agent_leaderboard.runs import edit_manifest, replace_text
 
 
-def test_a_run_and_its_bundle_verify_in_a_child_process(small_run, small_data, tmp_path):
-    packed = tmp_path / "run.zip"
-    bundle.export_bundle(small_run, packed)
-    found = contained.verify(packed, small_data, jobs=2)
+def test_a_run_verifies_in_a_child_process(small_run, small_data):
+    found = contained.verify(small_run, small_data, jobs=2)
     assert found.problems == []
     assert found.is_whole
     assert found.num_replayed == found.num_episodes == 42
@@ -250,62 +247,3 @@ def test_no_manifest_becomes_an_environment_without_the_allowlist(run_folder, da
     run = dataclasses.replace(run, manifest=manifest)
     shown = read_episodes(run, (hostile.slug, "some"), data_folder, with_text=True, limit=9)
     assert all(one["question"] is None and "'data' is not" in one["note"] for one in shown)
-
-
-# Bundles
-
-
-def zip_of(path, files):
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in files.items():
-            archive.writestr(name, content)
-    return path
-
-
-def refused(path, tmp_path):
-    (problem,) = contained.check(path, unpack_to=tmp_path / "out").problems
-    assert not (tmp_path / "out").exists()
-    return problem
-
-
-def test_what_is_not_a_zip_file_is_refused(tmp_path):
-    path = tmp_path / "text.zip"
-    path.write_text("no zip")
-    assert "is not a readable bundle" in refused(path, tmp_path)
-
-
-@pytest.mark.parametrize(
-    "name", ["../evil.json", "/tmp/evil.json", "work/m.json", "leaderboard.html", "manifest.json "]
-)
-def test_a_bundle_with_another_file_is_not_unpacked(small_run, tmp_path, name):
-    files = {path.name: path.read_bytes() for path in small_run.iterdir() if path.is_file()}
-    files = {n: c for n, c in files.items() if n in bundle.FILES}
-    assert "must contain exactly" in refused(
-        zip_of(tmp_path / "a.zip", files | {name: ""}), tmp_path
-    )
-    files.pop("tasks.json")
-    assert "must contain exactly" in refused(zip_of(tmp_path / "b.zip", files), tmp_path)
-
-
-def test_a_bomb_a_link_and_a_false_size_are_refused(small_run, tmp_path):
-    files = dict.fromkeys(bundle.FILES, b"")
-    bomb = tmp_path / "bomb.zip"
-    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name in files:
-            with archive.open(name, "w") as file:
-                for _ in range(258 if name == "tasks.json" else 0):
-                    file.write(bytes(2**20))
-    assert "'tasks.json' unpacks to more than" in refused(bomb, tmp_path)
-    link = zipfile.ZipInfo("manifest.json")
-    link.external_attr = 0o120777 << 16
-    linked = {link if name == link.filename else name: b"/etc/passwd" for name in files}
-    assert "is not a regular file" in refused(zip_of(tmp_path / "link.zip", linked), tmp_path)
-    good = tmp_path / "good.zip"
-    bundle.export_bundle(small_run, good)
-    content = bytearray(good.read_bytes())
-    with zipfile.ZipFile(good) as archive:
-        size = archive.getinfo("manifest.json").file_size
-    at = content.rindex(size.to_bytes(4, "little"))
-    content[at : at + 4] = (7).to_bytes(4, "little")
-    good.write_bytes(content)
-    assert contained.check(good, unpack_to=tmp_path / "false").problems

@@ -7,12 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import gymnasium as gym
 import pytest
 
-from agent_envs.errors import ConfigurationError, MissingExtraError
 from agent_leaderboard import cli
-from agent_leaderboard.entries.entry import TEMPLATE, five_tasks, invalid_fields
+from agent_leaderboard.entries.entry import invalid_fields
 from agent_leaderboard.play import episodes
 from agent_leaderboard.play.config import load_configs
 from agent_leaderboard.records.results import read_run, write_run
@@ -75,50 +73,6 @@ def test_environments_without_data_are_left_out_with_the_reason(here, capsys):
     assert [record.slug for record in manifest.environments] == ["synthetic-table"]
     left_out = next(one for one in manifest.left_out if one.id == "AgentR1/HotpotQA-v0")
     assert "its data are missing: hotpotqa_dev_distractor.jsonl.gz" in left_out.reason
-
-
-def test_check_runs_five_tasks_and_shows_errors(here, capsys):
-    agent = Path("wise_owl.py")
-    agent.write_text(agent.read_text().replace("return state.answer(", "return str("))
-    cli.main(["check", "wise_owl.yaml", "--environments", "synthetic-table"])
-    output = capsys.readouterr().out
-    assert output.count("SyntheticTableEnv-") == 5
-    assert "was an error (no_action)" in output
-    assert "5 of 5 episodes were replayed" in output
-    assert "Own measure" not in output  # five tasks always are
-    forget()
-    agent.write_text("class WiseOwl:\n    def __init__(self, tool):\n        pass\n"
-                     "    def act(self, state):\n        return state.questoin\n")  # fmt: skip
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["check", "wise_owl.yaml", "--environments", "synthetic-table"])
-    assert ended.value.code == 1
-    assert "has no attribute 'questoin'" in " ".join(capsys.readouterr().out.split())
-
-
-def test_check_reports_placeholders_of_the_template(here, capsys):
-    """All of its lines, those that stand there as comments too."""
-    text = (TEMPLATE / "my_agent.yaml.txt").read_text().replace("# url", "url")
-    text = text.replace("# model", "model").replace("my_agent:MyAgent", "wise_owl:WiseOwl")
-    (here / "wise_owl.yaml").write_text(text)
-    cli.main(["check", "wise_owl.yaml", "--environments", "synthetic-table"])
-    said = " ".join(capsys.readouterr().out.split())
-    names = ("organisation", "url", "model")
-    assert all(f"has a placeholder in the field {name!r}" in said for name in names)
-
-
-def test_check_chooses_five_available_tasks(here, monkeypatch):
-    class NoSuchGames:
-        def __init__(self, **kwargs):
-            raise MissingExtraError("games", "These games", "games")
-
-    spec = dataclasses.replace(gym.spec("AgentR1/SyntheticTable-v0"), entry_point=NoSuchGames)
-    config = load_configs([here / "wise_owl.yaml"]).choose(environments=ONLY)
-    assert [one.tasks for one in five_tasks(config, None).environments] == [3, 2]
-    monkeypatch.setitem(gym.registry, spec.id, spec)
-    (only,) = five_tasks(config, None).environments
-    assert (only.slug, only.tasks) == ("synthetic-multi-hop", 5)
-    with pytest.raises(ConfigurationError, match="No environment is available"):
-        five_tasks(config.choose(environments=["synthetic-table"]), None)
 
 
 def test_a_submission_verifies_and_its_text_has_facts_and_scores(here, capsys):

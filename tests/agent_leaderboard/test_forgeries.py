@@ -176,7 +176,7 @@ def taken_name(forger):
 
 
 def page(forger):
-    path = forger.path / forger.choose(["leaderboard.md", "leaderboard.csv"])
+    path = forger.path / "leaderboard.md"
     text = path.read_text()
     at = forger.choose([i for i, c in enumerate(text) if c.isdigit()])
     path.write_text(text[:at] + str((int(text[at]) + 1) % 10) + text[at + 1 :])

@@ -9,8 +9,8 @@ from agent_leaderboard.play.config import load_configs
 from agent_leaderboard.records.manifest import Reference
 from agent_leaderboard.records.names import look_alikes, skeleton, why_unclear
 from agent_leaderboard.records.results import Run, read_run
-from agent_leaderboard.verify.bundle import merge_runs
 from agent_leaderboard.verify.claims import check_names
+from agent_leaderboard.verify.merging import merge_runs
 from tests.agent_leaderboard.runs import CONFIG, write_config
 
 UNCLEAR = {

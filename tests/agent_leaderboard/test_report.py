@@ -1,7 +1,5 @@
 """Reports: Markdown, CSV, terminal, and what the web page may contain."""
 
-import csv
-import io
 import json
 import re
 import shutil
@@ -12,13 +10,12 @@ import pytest
 from agent_envs.errors import ConfigurationError, UnknownNameError
 from agent_leaderboard.report.board import summarise
 from agent_leaderboard.report.tables import (
-    make_csv,
     make_markdown,
     print_comparison,
     print_table,
     write_reports,
 )
-from agent_leaderboard.report.visible_text import csv_cell, markdown_cell, visible
+from agent_leaderboard.report.visible_text import markdown_cell, visible
 from tests.agent_leaderboard.runs import HOSTILE, LICENSED, PUBLIC, read_rows, write_rows
 
 QUESTION = "In which country was the director of Red Harbor born?"
@@ -68,27 +65,13 @@ def test_tables_do_not_depend_on_durations(board):
     results = {c: [replace(r, seconds=None) for r in own] for c, own in board.run.results.items()}
     without = summarise(replace(board.run, results=results))
     assert make_markdown(board) == make_markdown(without)
-    assert make_csv(board) == make_csv(without)
 
 
-def test_csv_has_a_row_for_each_cell(board):
-    rows = list(csv.DictReader(io.StringIO(make_csv(board))))
-    assert len(rows) == 2 * 4
-    by_agent = {row["agent"]: row for row in rows if row["environment"] == PUBLIC}
-    assert float(by_agent["some"]["success"]) == 3 / 8
-    assert by_agent["oracle"]["rank"] == ""
-    assert by_agent["some"]["is_tied"] == "True"
-    assert float(by_agent["some"]["money"]) > 0
-
-
-def test_invisible_characters_are_spelled_out_and_no_spreadsheet_reads_a_formula():
+def test_invisible_characters_are_spelled_out_and_markup_is_escaped():
     assert visible("a\u202eb\ud800c\x1b[0m\n\tü\u200d") == (
         "a⟨U+202E⟩b⟨U+D800⟩c⟨U+001B⟩[0m\n\tü\u200d"
     )
     assert markdown_cell("a|b\n<i>*") == "a\\|b \\<i\\>\\*"
-    for text in ("=1+1", "+1", "-1", "@SUM(A1)", "\t=1"):
-        assert csv_cell(text) == f"'{text}"
-    assert csv_cell("plain") == "plain"
 
 
 def test_the_terminal_shows_a_table_and_a_comparison(run_folder, capsys):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent_leaderboard.records.manifest import reference_text
+from agent_leaderboard.records.manifest import Reference, read_versioned, reference_text
 from agent_leaderboard.records.results import (
     SCHEMA,
     Run,
@@ -248,9 +248,9 @@ def test_tables_are_compared_and_pages_are_not(copy, small_data):
     assert [text.partition(":")[0] for text in found.on_trust] == [
         "leaderboard.html", "leaderboard_with_text.html"
     ]  # fmt: skip
-    replace_text(copy / "leaderboard.csv", "1.0", "0.9", hide=False)
+    replace_text(copy / "leaderboard.md", "100.0", "99.0", hide=False)
     (problem,) = verify(copy, small_data).problems
-    assert problem.startswith("leaderboard.csv: differs from the results")
+    assert problem.startswith("leaderboard.md: differs from the results")
     shutil.rmtree(copy / "work")
     (copy / "work").write_text("no folder")
     assert verify(copy).problems == ["work: is not part of a run"]
@@ -285,7 +285,7 @@ def test_a_false_attack_is_found(copy, small_data):
         assert message in text_of(copy, small_data)
 
 
-def test_environments_that_a_run_lacks_stay_on_trust(copy, small_data, tmp_path):
+def test_environments_that_a_run_lacks_stay_on_trust(copy, small_data, tmp_path, monkeypatch):
     run = read_run(copy)
     whole = tmp_path / "reference.json"
     whole.write_text(reference_text(run.manifest))
@@ -294,7 +294,9 @@ def test_environments_that_a_run_lacks_stay_on_trust(copy, small_data, tmp_path)
     tasks = {one.slug: run.tasks[one.slug] for one in kept}
     results = {cell: own for cell, own in run.results.items() if cell[0] != "table"}
     write_run(copy, Run(manifest=manifest, tasks=tasks, results=results))
-    found = verify(copy, small_data, reference=whole)
+    reference = read_versioned(Reference, whole)
+    monkeypatch.setattr("agent_leaderboard.verify.verify.published", lambda: reference)
+    found = verify(copy, small_data, is_published=True)
     assert found.problems == []
     assert found.on_trust == ["that the run lacks table, which the board has"]
 

@@ -2,9 +2,8 @@
 
 `AGENTS` is the table of built-in kinds. Model agents get their settings, with the protocol's
 temperature and concurrency as defaults, and ``model``: a name or a folder. A custom agent is named
-by its import path, ``my_package.agent:MyAgent`` (see `agent_leaderboard.agents.custom_agents`), or
-is a program (`agent_leaderboard.agents.programs`). Its actions are replayed like those of every
-agent; that it would act so again cannot be checked.
+by its import path, ``my_package.agent:MyAgent`` (see `agent_leaderboard.agents.custom_agents`). Its
+actions are replayed like those of every agent; that it would act so again cannot be checked.
 """
 
 import pkgutil
@@ -63,8 +62,6 @@ class AgentKind:
     module: str
     """Module of this package, with a function ``make_agent(kind, settings)``."""
     needs_model: bool = True
-    is_custom: bool = False
-    """Whether its code is not part of this package."""
     tool_format: str | None = None
     """Tool format of its actions; None for the environment's own. The setting of this name wins."""
 
@@ -82,20 +79,19 @@ AGENTS: Final[Mapping[str, AgentKind]] = {
     "naive_rag": _MODEL,
     "react": AgentKind("model_agents", tool_format="react"),
     **dict.fromkeys(("iterative_rag", "reflexion", "best_of_n", "checkpoint"), _MODEL),
-    "program": AgentKind("programs", is_custom=True),
 }
 
 
 def find_kind(kind: str) -> AgentKind:
     """Look up a kind, or an import path, without importing it."""
     if ":" in kind:
-        return AgentKind("custom_agents", needs_model=False, is_custom=True)
+        return AgentKind("custom_agents", needs_model=False)
     return lookup(AGENTS, kind, kind="kind of agent")
 
 
 def is_custom(kind: str) -> bool:
     """Return whether an agent's code is not part of this package."""
-    return ":" in kind or (kind in AGENTS and AGENTS[kind].is_custom)
+    return ":" in kind
 
 
 def acts_by_rules(kind: str) -> bool:

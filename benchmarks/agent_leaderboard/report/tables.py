@@ -1,4 +1,4 @@
-"""The tables of a run: Markdown, CSV and the terminal; and the files of a report."""
+"""The tables of a run in Markdown and in the terminal, and the files of a report."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import jinja2
-import pandas as pd
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -25,7 +24,7 @@ from agent_leaderboard.report.board import (
     shown_name,
     summarise,
 )
-from agent_leaderboard.report.visible_text import csv_cell, markdown_cell, visible
+from agent_leaderboard.report.visible_text import markdown_cell, visible
 
 PAGE: Final = "leaderboard.html"
 PAGE_WITH_TEXT: Final = "leaderboard_with_text.html"
@@ -41,7 +40,7 @@ Cell = Mapping[str, Any]
 
 
 def write_reports(run: Path, data: Path | None = None, *, text: bool = False) -> None:
-    """Write ``leaderboard.md``, ``.csv`` and ``.html`` into a run folder.
+    """Write ``leaderboard.md`` and ``.html`` into a run folder.
 
     The text of licensed data sets is left out, so that the page may be published; with `text`,
     ``leaderboard_with_text.html`` contains it. Episodes are replayed with the folder `data`.
@@ -99,43 +98,8 @@ def _score(cell: Cell | None) -> str:
     return f"**{text}**" if cell["is_leading"] else text
 
 
-# CSV
-
-
-def make_csv(board: Board) -> str:
-    """Return one row of CSV per cell, deterministically."""
-    rows = [_csv_row(board, *key, cell) for key, cell in board.cells.items()]
-    table: str = pd.DataFrame(rows, dtype=object).to_csv(index=False, lineterminator="\n")
-    return table
-
-
-def _csv_row(board: Board, environment: str, slug: str, cell: Cell) -> dict[str, Any]:
-    record, agent = board.run.manifest.environment(environment), board.run.manifest.agent(slug)
-    success, largest = cell["success"], max(cell["pass_at"])
-    return {
-        "environment": environment,
-        "environment_id": csv_cell(record.id),
-        "measure": board.marks[environment].strip(" ()") or "published",
-        "agent": csv_cell(agent.name),
-        "kind": csv_cell(agent.kind),
-        "model": csv_cell(agent.model or ""),
-        **{name: cell[name] for name in ("rank", "is_tied", "num_episodes", "num_faults")},
-        "success": success.mean,
-        "success_low": success.low,
-        "success_high": success.high,
-        "return": cell["return"],
-        "num_tasks": success.count,
-        "k": largest,
-        "pass_at_k": cell["pass_at"][largest],
-        "pass_hat_k": cell["pass_hat"][largest],
-        "turns": cell["turns"],
-        **{name: cell[name] for name in ("calls", "prompt_tokens", "completion_tokens", "money")},
-    }
-
-
 REPORTS: Final[Mapping[str, Callable[[Board], str]]] = {
     "leaderboard.md": make_markdown,
-    "leaderboard.csv": make_csv,
 }
 """Tables that depend on the results alone, by file name."""
 

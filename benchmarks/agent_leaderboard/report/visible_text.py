@@ -9,7 +9,6 @@ from agent_leaderboard.records.names import INVISIBLE
 _ALLOWED: Final = frozenset("\n\t\u200c\u200d")
 """Invisible characters that are harmless: the last two join others in emoji and in Persian."""
 _MARKDOWN: Final = frozenset("\\`*_[]<>|~#&")
-_FORMULA: Final = tuple("=+-@\t")
 
 
 def visible(text: str) -> str:
@@ -31,9 +30,3 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], names: in
     lines = ["| " + " | ".join(cells) + " |" for cells in (head, *rows)]
     lines.insert(1, "|---" * names + "|---:" * (len(head) - names) + "|")
     return "\n".join(lines)
-
-
-def csv_cell(text: str) -> str:
-    """Return text that no spreadsheet reads as a formula."""
-    words = visible(text)
-    return f"'{words}" if words.startswith(_FORMULA) else words

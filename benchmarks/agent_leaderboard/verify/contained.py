@@ -1,6 +1,6 @@
 """Verification of a stranger's run in a child process with limited memory, time, files and network.
 
-A bundle is data: nothing in it runs but agents' actions, in environments that limit them. The
+A run is data: nothing in it runs but agents' actions, in environments that limit them. The
 limits are for what was overlooked: then the child ends, and the parent reports it.
 """
 
@@ -15,9 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
-from agent_envs.errors import DataError
 from agent_leaderboard.play.run import end_with_parent
-from agent_leaderboard.verify.bundle import unpack_bundle
 from agent_leaderboard.verify.verify import Verification, check_run
 
 MAX_MINUTES: Final = 60.0
@@ -32,21 +30,14 @@ def verify(
     data: Path | None = None,
     *,
     jobs: int = 1,
-    reference: Path | None = None,
+    is_published: bool = False,
     max_minutes: float = MAX_MINUTES,
-    unpack_to: Path | None = None,
 ) -> Verification:
-    """Verify like `check_run`, within limits.
-
-    `run` is a folder, or a bundle, which is unpacked into the empty folder `unpack_to`, or into a
-    temporary one.
-    """
+    """Verify a run's folder like `check_run`, within limits."""
     with tempfile.TemporaryDirectory() as scratch:
-        if not run.is_dir() and unpack_to is None:
-            unpack_to = Path(scratch) / "run"
         answer = Path(scratch) / "answer.json"
-        paths = (answer, run, data, reference, unpack_to)
-        request = [*(path and str(path.absolute()) for path in paths), jobs, max_minutes]
+        paths = (path and str(path.absolute()) for path in (answer, run, data))
+        request = [*paths, jobs, is_published, max_minutes]
         failure = _run_child(json.dumps(request), 60 * max_minutes)
         try:
             return Verification(**json.loads(answer.read_text(encoding="utf-8")))
@@ -80,18 +71,6 @@ def _run_child(request: str, seconds: float) -> str:
 
 
 # In the child
-
-
-def check(
-    run: Path, *arguments: Any, unpack_to: Path | None = None, **options: Any
-) -> Verification:
-    """Unpack and verify in this process, without its limits; see `verify`."""
-    try:
-        if unpack_to is not None:
-            unpack_bundle(run, unpack_to)
-    except DataError as error:
-        return Verification(problems=[str(error)])
-    return check_run(unpack_to or run, *arguments, prepare_worker=forbid_network, **options)
 
 
 def _limit(minutes: float) -> None:
@@ -131,12 +110,14 @@ def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
 def _main(answer: str, *request: Any) -> None:
     if sys.platform != "win32":  # with everything it started
         end_with_parent(lambda: os.killpg(0, signal.SIGKILL))
-    *names, jobs, minutes = request
-    run, data, reference, unpack_to = (name and Path(name) for name in names)
+    *names, jobs, is_published, minutes = request
+    run, data = (name and Path(name) for name in names)
     _limit(minutes)
     forbid_network()
     try:
-        found = check(run, data, jobs=jobs, reference=reference, unpack_to=unpack_to)
+        found = check_run(
+            run, data, jobs=jobs, is_published=is_published, prepare_worker=forbid_network
+        )
     except MemoryError:
         found = Verification(problems=[f"{run}: needs more memory than {MAX_MEMORY:,} bytes"])
     Path(answer).write_text(json.dumps(dataclasses.asdict(found)), encoding="utf-8")

@@ -36,7 +36,6 @@ from agent_leaderboard.records.manifest import (
     Reference,
     differences,
     published,
-    read_versioned,
     to_json,
 )
 from agent_leaderboard.records.reading import MAX_FILE_BYTES, read_text
@@ -110,20 +109,20 @@ def check_run(
     data: Path | None = None,
     *,
     jobs: int = 1,
-    reference: Path | None = None,
+    is_published: bool = False,
     prepare_worker: Callable[[], None] | None = None,
 ) -> Verification:
     """Check a run's folder in this process; its content raises no exception.
 
-    `jobs` processes replay, each of which calls `prepare_worker` first. A run that measures
-    otherwise than `reference` is wrong; without one, differences from the published run are
-    reported. `agent_leaderboard.verify.contained.verify` does the same within limits.
+    `jobs` processes replay, each of which calls `prepare_worker` first. Differences from the
+    measure of the published run are reported; they are wrong if the run `is_published` as part of
+    its board. `agent_leaderboard.verify.contained.verify` does the same within limits.
     """
     try:
         if problems := list(check_folder(folder)):
             return Verification(problems=problems)
         run = read_run(folder)
-        expected = published() if reference is None else read_versioned(Reference, reference)
+        expected = published()
         problems = [*_check_files(folder, run), *check_names(run.manifest)]
     except DataError as error:
         return Verification(problems=[str(error).replace(f"{folder}{os.sep}", "")[:2_000]])
@@ -131,7 +130,7 @@ def check_run(
     measures = {one.slug: expected.differences(manifest.protocol, one)
                 for one in manifest.environments}  # fmt: skip
     own_measure = {slug: "; ".join(how) for slug, how in measures.items() if how}
-    if reference is not None:
+    if is_published:
         problems += [
             f"{MANIFEST}, environment {slug!r}: {how}" for slug, how in own_measure.items()
         ]
