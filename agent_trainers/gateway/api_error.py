@@ -15,13 +15,12 @@ class ApiError(Exception):
         status: int,
         message: str,
         *,
-        param: str | None = None,
         code: str | None = None,
         stop_reason: StopReason | None = None,
     ) -> None:
-        """Describe the failure; `param` is the refused parameter, `code` is for programs."""
+        """Describe the failure; `code` is for programs."""
         super().__init__(message)
         self.status, self.stop_reason = status, stop_reason
         kind = "invalid_request_error" if status < 500 else "server_error"
-        error = {"message": message, "type": kind, "param": param, "code": code}
+        error = {"message": message, "type": kind, "param": None, "code": code}
         self.body = {"error": error}

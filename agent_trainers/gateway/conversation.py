@@ -126,7 +126,7 @@ class Conversations:
             if message.role == "tool":
                 if message.call_id not in names:
                     text = f"There is no tool call {message.call_id!r} before its result."
-                    raise ApiError(400, text, param="messages")
+                    raise ApiError(400, text)
                 messages.append(HERMES.result_message(names[message.call_id], message.content))
                 continue
             if message.role != "assistant":

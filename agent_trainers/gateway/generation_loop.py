@@ -160,7 +160,7 @@ class GenerationLoop:
             prompt_ids = self._policy.encode(call[0])
         except Exception as error:  # noqa: BLE001 - a template may refuse a program's messages
             text = f"The messages cannot be rendered: {error}"
-            return self._finish(key, ApiError(400, text, param="messages"))
+            return self._finish(key, ApiError(400, text))
         if prompt_ids is None:
             return self._finish(key, Generation(text="", finish_reason="overflow"))
         stream.add(key, call[0])

@@ -121,16 +121,16 @@ def parse_request(
         if name in honoured:
             kept[name] = value
         elif name not in neutral:
-            raise _refusal(name, f"Unrecognized request argument supplied: {name}.")
+            raise _refusal(f"Unrecognized request argument supplied: {name}.")
         elif value != neutral[name]:
             text = f"{name} can only be {neutral[name]!r}; the request asks for {value!r:.100}."
-            raise _refusal(name, text)
+            raise _refusal(text)
     try:
         return Request.model_validate(kept)
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         param = ".".join(str(part) for part in first["loc"])
-        raise _refusal(param, f"{param}: {first['msg']}.") from None
+        raise _refusal(f"{param}: {first['msg']}.") from None
 
 
 def read_tools(
@@ -151,5 +151,5 @@ def read_tools(
     return tools, None, [ApiMessage(role="system", content=prompt), *messages]
 
 
-def _refusal(param: str, message: str) -> ApiError:
-    return ApiError(400, f"{message} {_WAYS_OUT}", param=param or None)
+def _refusal(message: str) -> ApiError:
+    return ApiError(400, f"{message} {_WAYS_OUT}")

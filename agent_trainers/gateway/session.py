@@ -209,7 +209,6 @@ class Session:
                 raise ApiError(
                     400,
                     "The messages do not fit into the model's context. Send fewer, or shorter.",
-                    param="messages",
                     code="context_length_exceeded",
                     stop_reason=StopReason.CONTEXT_OVERFLOW,
                 )

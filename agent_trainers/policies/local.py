@@ -62,19 +62,16 @@ class TokenPolicy(Policy):
         )
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
-        prompts = [self._prompt_ids(request) for request in requests]
-        fitting = [i for i, prompt in enumerate(prompts) if len(prompt) <= self._max_prompt_tokens]
-        completions = self._complete(
-            [prompts[i] for i in fitting], [requests[i].rng for i in fitting]
-        )
-        sampled = dict(zip(fitting, completions, strict=True))
-        return [self._generation(prompt, sampled.get(i)) for i, prompt in enumerate(prompts)]
+        prompts = {i: ids for i, r in enumerate(requests) if (ids := self.encode(r)) is not None}
+        completions = self._complete([*prompts.values()], [requests[i].rng for i in prompts])
+        sampled = dict(zip(prompts, completions, strict=True))
+        return [self._generation(prompts.get(i, []), sampled.get(i)) for i in range(len(requests))]
 
     def count_tokens(self, messages: Sequence[Message], tools: Schemas) -> int:
         return self._renderer.count_tokens(messages, tools)
 
     def encode(self, request: GenerationRequest) -> list[int] | None:
-        ids = self._prompt_ids(request)
+        ids = self._renderer.prompt_ids(request.messages, request.tools, request.previous)
         return ids if len(ids) <= self._max_prompt_tokens else None
 
     def decode(self, completion_ids: Sequence[int]) -> str:
@@ -82,9 +79,6 @@ class TokenPolicy(Policy):
 
     def shows_tools(self, tools: Sequence[dict[str, Any]]) -> bool:
         return self._renderer.shows_tools(tools)
-
-    def _prompt_ids(self, request: GenerationRequest) -> list[int]:
-        return self._renderer.prompt_ids(request.messages, request.tools, request.previous)
 
     def _generation(self, prompt: list[int], completion: Completion | None) -> Generation:
         if completion is None:
@@ -175,24 +169,15 @@ class VLLMServerPolicy(TokenPolicy):
     """
 
     def __init__(
-        self,
-        base_url: str,
-        renderer: ChatRenderer,
-        settings: SamplingSettings,
-        *,
-        max_concurrency: int = 64,
-        timeout_seconds: float = 120.0,
-        **connection: Any,
+        self, base_url: str, renderer: ChatRenderer, settings: SamplingSettings, **connection: Any
     ) -> None:
         """Connect to a server, such as ``http://gpu-node-2:8000``; see `ServerClient`.
 
         Start it with ``--logprobs-mode processed_logprobs``: only then are its log-probabilities
         those of the sampling distribution.
         """
-        self.max_concurrency, connection["timeout_seconds"] = max_concurrency, timeout_seconds
-        self._client = ServerClient(
-            f"{base_url.rstrip('/')}/v1", max_concurrency=max_concurrency, **connection
-        )
+        self._client = ServerClient(f"{base_url.rstrip('/')}/v1", **connection)
+        self.max_concurrency = self._client.max_concurrency
         model = self._client.call(self._client.api.models.list).data[0]
         max_model_length = (model.model_extra or {}).get("max_model_len")
         if max_model_length is None:

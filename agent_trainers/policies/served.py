@@ -47,7 +47,7 @@ class ServerClient:
         *,
         model: str | None = None,
         api_key_env: str | None = None,
-        max_concurrency: int,
+        max_concurrency: int = 64,
         timeout_seconds: float = 300.0,
         max_retries: int = 6,
     ) -> None:
@@ -72,13 +72,13 @@ class ServerClient:
             base_url=base_url, api_key=self._key, timeout=timeout_seconds, max_retries=max_retries
         )
         self._where = base_url if model is None else f"{base_url}, model {model!r}"
-        self._max_concurrency = max_concurrency
+        self.max_concurrency = max_concurrency
 
     def map(self, function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
         """Call `function` for each of `items` concurrently; return the results in order."""
         if len(items) <= 1:
             return [function(item) for item in items]
-        with ThreadPoolExecutor(min(len(items), self._max_concurrency)) as pool:
+        with ThreadPoolExecutor(min(len(items), self.max_concurrency)) as pool:
             return list(pool.map(function, items))
 
     def call(self, create: Callable[..., Result], **body: Any) -> Result:

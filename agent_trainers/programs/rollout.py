@@ -75,9 +75,8 @@ class ProgramTasks:
         self.tasks = read_records(tasks) if isinstance(tasks, str | Path) else [*tasks]
         if not self.tasks:
             raise DataError("tasks: there is no task in it.")
-        for name, value in (("max_concurrency", max_concurrency), ("max_calls", max_calls)):
-            if value is not None and value < 1:
-                raise ConfigurationError(f"{name} must be at least 1, not {value}.")
+        if min(max_calls, max_concurrency or 1) < 1:
+            raise ConfigurationError("max_concurrency and max_calls must be positive.")
         for role in frozen_roles:
             check_role(role)
         if max_concurrency is None and runner != "thread":

@@ -57,7 +57,6 @@ def test_unsupported_parameters_are_refused_by_name(gateway):
     for options, what in REFUSED:
         with pytest.raises(openai.BadRequestError, match=what) as caught:
             ask(session, **options)
-        assert caught.value.body["param"]
         assert caught.value.type == "invalid_request_error"
     assert not session.close().transitions
 
@@ -103,7 +102,7 @@ def test_a_seed_repeats_in_its_session_only(gateway):
     assert texts[0] == texts[1] != texts[2]
 
 
-def test_malformed_schemas_are_described_or_refused(scripted):
+def test_malformed_schemas_are_described(scripted):
     session = scripted(reply_with("<add>1")).open(task_id="0")
     endless = {"type": "array", "items": {"$ref": "#/$defs/A"}}
     for parameters in (
@@ -112,11 +111,7 @@ def test_malformed_schemas_are_described_or_refused(scripted):
         {"required": ["a"], "properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": endless}},
     ):
         tool = {"type": "function", "function": {"name": "add", "parameters": parameters}}
-        try:
-            said = ask(session, tools=[tool]).choices[0].message.content
-        except openai.BadRequestError as error:
-            said = error.param
-        assert said in ("<add>1", "tools")
+        assert ask(session, tools=[tool]).choices[0].message.content == "<add>1"
 
 
 @pytest.mark.parametrize(
