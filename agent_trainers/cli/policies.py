@@ -24,7 +24,7 @@ from agent_trainers.cli.environments import (
     inspect_environment,
 )
 from agent_trainers.policies import Policy
-from agent_trainers.policies.models import find_model, load_model, load_tokenizer
+from agent_trainers.policies.models import check_model, load_model, load_tokenizer
 from agent_trainers.recipes import find_turn_length
 from agent_trainers.tiny_policy import TINY_POLICY
 from agent_trainers.trajectory import Trajectory, check_kind
@@ -39,7 +39,7 @@ class ModelArguments(ModelConfig):  # type: ignore[misc] # TRL is untyped
 
     model: str | None = HfArg(
         default=None,
-        help="A causal language model: its name on the hub, a folder, or a GGUF file. The embedded "
+        help="A causal language model: its name on the hub, or a folder. The embedded "
         "policy if not given.",
     )
     dtype: str | None = HfArg(
@@ -88,7 +88,7 @@ class ModelArguments(ModelConfig):  # type: ignore[misc] # TRL is untyped
 
 def model_path(options: Any) -> str:
     """Return the model of the options as transformers loads it."""
-    return find_model(str(TINY_POLICY) if options.model is None else options.model)
+    return check_model(str(TINY_POLICY) if options.model is None else options.model)
 
 
 def write_merged(trainer: Any) -> Path:
@@ -118,7 +118,7 @@ class PolicyArguments:
 
     model: str | None = HfArg(
         default=None,
-        help="A causal language model: its name on the hub, a folder, or a GGUF file; the embedded "
+        help="A causal language model: its name on the hub, or a folder; the embedded "
         "policy if not given. With base_url, the name under which the server knows the model.",
     )
     dtype: str = HfArg(

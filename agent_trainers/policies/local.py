@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from agent_envs.core.messages import Message
-from agent_trainers.policies.models import find_model, load_model, load_tokenizer
+from agent_trainers.policies.models import check_model, load_model, load_tokenizer
 from agent_trainers.policies.policy import (
     Generation,
     GenerationRequest,
@@ -147,7 +147,7 @@ def load_policy(
     """Load a model, on the accelerator if there is one, and make a policy of it.
 
     Args:
-        name: See `find_model`.
+        name: See `check_model`.
         dtype: See `load_model`.
         max_new_tokens: Longest turn; None for the one in the model's recipe, if any.
         options: Options of `transformers_policy`.
@@ -155,7 +155,7 @@ def load_policy(
     Raises:
         ConfigurationError: If the model cannot be loaded.
     """
-    folder = find_model(name)
+    folder = check_model(name)
     tokenizer, model = load_tokenizer(folder), load_model(folder, dtype)
     if max_new_tokens is None and (trained_for := find_turn_length(folder)) is not None:
         max_new_tokens = trained_for.tokens

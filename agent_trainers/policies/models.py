@@ -1,10 +1,8 @@
-"""Models by a name on the hub, a folder, or a GGUF file, whose weights are dequantised.
+"""Models by a name on the hub or a folder.
 
-A GGUF file is converted once to a folder in this project's cache. Torch and transformers are
-imported only to load a model, so that `check_model` is fast.
+Torch and transformers are imported only to load a model, so that `check_model` is fast.
 """
 
-import hashlib
 import os
 import tempfile
 from pathlib import Path
@@ -18,7 +16,7 @@ from agent_envs.errors import ConfigurationError
 
 CACHE_VARIABLE: Final = "AGENT_R1_CACHE"
 """Environment variable of the folder for converted models."""
-_VALID_NAMES: Final = "a name on the hub, a folder that save_pretrained wrote, or a GGUF file"
+_VALID_NAMES: Final = "a name on the hub, or a folder that save_pretrained wrote"
 _CONFIGS: Final = ("config.json", "adapter_config.json")
 """Every folder of a model has one of them."""
 _SMALL: Final = 2_000_000
@@ -30,34 +28,18 @@ def cache_folder() -> Path:
     return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "agent-r1")
 
 
-def check_model(name: str) -> None:
-    """Check that a name can be that of a model, without access to the hub."""
+def check_model(name: str) -> str:
+    """Return `name` if it can be that of a model, without access to the hub."""
     path = Path(name)
-    if name and path.is_dir():
+    if name and path.exists():
         if not any((path / config).is_file() for config in _CONFIGS):
-            raise _error(name, f"the folder contains no {_CONFIGS[0]}")
-        return
-    if path.suffix == ".gguf" or (name and path.exists()):
-        if not path.is_file():
-            raise _error(name, "there is no such file")
-        if path.suffix != ".gguf":
-            raise _error(name, "not a GGUF file")
-        return
+            raise _error(name, f"it is no folder with a {_CONFIGS[0]}")
+        return name
     try:
         validate_repo_id(name)
     except HFValidationError:
         raise _error(name, "there is no such folder, and it is no valid name on the hub") from None
-
-
-def find_model(name: str) -> str:
-    """Return the name or folder that transformers can load; a GGUF file is converted."""
-    check_model(name)
-    path = Path(name)
-    if path.suffix != ".gguf" or path.is_dir():
-        return name
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()[:16]
-    return str(dequantise(path, cache_folder() / "models" / f"{path.stem}-{digest}"))
+    return name
 
 
 def dequantise(path: Path, folder: Path) -> Path:

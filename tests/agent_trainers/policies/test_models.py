@@ -20,14 +20,14 @@ def test_a_gguf_file_needs_its_extra(tmp_path, monkeypatch):
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"pip install 'agent-r1\[gguf\]'"):
-        models.find_model(str(tmp_path / "model.gguf"))
+        models.dequantise(tmp_path / "model.gguf", tmp_path / "cache")
 
 
 def test_a_file_that_is_no_gguf_is_named_and_leaves_nothing(tmp_path):
     pytest.importorskip("gguf", reason="the extra gguf is not installed")
     (tmp_path / "model.gguf").write_bytes(b"not a model")
     with pytest.raises(ConfigurationError, match=r"model\.gguf: transformers cannot read"):
-        models.find_model(str(tmp_path / "model.gguf"))
+        models.dequantise(tmp_path / "model.gguf", tmp_path / "cache")
     assert not list((tmp_path / "cache").rglob("*.safetensors"))
 
 
@@ -70,9 +70,8 @@ def test_a_model_that_is_none_is_named(tmp_path):
     [
         ("", "no valid name on the hub"),
         ("./nowhere", r"no such folder, and it is no valid name on the hub"),
-        ("nowhere.gguf", r"Model nowhere\.gguf: there is no such file"),
-        ("folder", r"folder: the folder contains no config\.json"),
-        ("notes.txt", r"notes\.txt: not a GGUF file"),
+        ("folder", r"folder: it is no folder with a config\.json"),
+        ("notes.txt", r"notes\.txt: it is no folder"),
     ],
 )
 def test_what_can_be_no_model_is_refused_before_anything_is_loaded(
