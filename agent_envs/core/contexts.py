@@ -195,14 +195,9 @@ def make_view(policy: ContextPolicy, history: History) -> View:
     shown = policy(history)
     if isinstance(shown, View):
         return shown
-    try:
-        messages = [Message(**message) for message in shown]
-        is_chat = all(
-            isinstance(m["role"], str) and isinstance(m["content"], str) for m in messages
-        )
-    except (TypeError, KeyError):
-        is_chat = False
-    if not is_chat or not messages:
+    messages = [Message(**m) for m in shown or () if isinstance(m, Mapping) and "role" in m]
+    texts = [m.get("content") for m in messages]
+    if not texts or len(texts) != len(shown) or not all(isinstance(t, str) for t in texts):
         raise TypeError(
             f"The context policy {policy!r} returned {reprlib.repr(shown)}; it must return a View, "
             'or a list, not empty, of messages {"role": ..., "content": ...} with texts.'

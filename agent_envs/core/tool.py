@@ -16,7 +16,7 @@ import json
 import pkgutil
 import reprlib
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol, Self, overload, runtime_checkable
 
@@ -266,29 +266,19 @@ RESERVED_NAMES: Final = frozenset({"answer", "think", "tool_call", "tool_respons
 """Tags of the tool formats; a tool of a source with such a name is renamed."""
 
 
-class ToolSession(Protocol):
-    """The session of one environment with a `ToolSource`."""
-
-    @property
-    def tools(self) -> Sequence[Tool]:
-        """The tools offered now; another object if they have changed."""
-
-    def begin_episode(self) -> None:
-        """Discard what the last episode changed."""
-
-    def close(self) -> None:
-        """End the session; a later episode may start another."""
-
-
 @runtime_checkable
 class ToolSource(Protocol):
     """A source of tools, such as a server; ``tools=[...]`` takes it like a tool."""
 
-    def open(self) -> ToolSession:
-        """Open a session."""
+    def open(self) -> Any:
+        """Open the session of one environment.
+
+        It has ``tools``, the tools offered now (another object if they have changed);
+        ``begin_episode()``, which discards what the last episode changed; and ``close()``.
+        """
 
 
-def offered_tools(tools: Mapping[str, Tool], sessions: Iterable[ToolSession]) -> dict[str, Tool]:
+def offered_tools(tools: Mapping[str, Tool], sessions: Iterable[Any]) -> dict[str, Tool]:
     """Return `tools` and those of the sessions, renamed where a name is taken."""
     offered = dict(tools)
     for tool in (tool for session in sessions for tool in session.tools):

@@ -32,7 +32,6 @@ from agent_envs.core.tool import (
     TOOL_TIMEOUT_TEXT,
     Tool,
     ToolResult,
-    ToolSession,
 )
 from agent_envs.errors import ConfigurationError
 from agent_envs.formats.actions import example_arguments, leading_text_argument
@@ -73,7 +72,7 @@ class McpServer:
     max_result_chars: int = DEFAULT_MAX_RESULT_CHARS
     """Longer results are cut, and say so."""
 
-    def open(self) -> ToolSession:
+    def open(self) -> "McpSession":
         """Begin a session.
 
         Raises:
@@ -91,7 +90,7 @@ class McpServer:
 
 
 class McpSession:
-    """The tools of a server in one environment; a thread-safe `ToolSession`."""
+    """The tools of a server in one environment; thread-safe."""
 
     def __init__(self, server: McpServer) -> None:
         """Connect, and list the tools."""
