@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 OPEN_SECONDS: Final = 10.0
 """Time limit for a server to open a session and to describe its environment."""
+PAUSE_SECONDS: Final = 0.2
 _num_opened = itertools.count()
 
 
@@ -44,8 +45,6 @@ class Client:
         self.description: dict[str, Any] = {}
         self.is_current = False
         """Whether the session is in the state of the client's episode; set by its owner."""
-        self.num_opened = 0
-        """Number of sessions so far."""
         self._connection: ClientConnection | None = None
         self._process = os.getpid()
         for server in self._servers if len(self._servers) > 1 else ():
@@ -61,26 +60,19 @@ class Client:
         if self._connection is not None and self._process == os.getpid():
             return
         self.close()
+        deadline, num_servers = time.monotonic() + self.connect_timeout, len(self._servers)
         first = os.getpid() + next(_num_opened)  # processes begin at different servers
-        started, pause = time.monotonic(), 0.05
-        while True:
-            failures: list[OSError] = []
-            for i in range(len(self._servers)):
-                try:
-                    self._open_on(*self._servers[(first + i) % len(self._servers)])
-                except OSError as error:
-                    failures.append(error)
-                else:
-                    self.num_opened += 1
-                    return
-            if time.monotonic() + pause > started + self.connect_timeout:
-                raise ServerError(
-                    f"No server accepted the session within {self.connect_timeout:g} seconds: "
-                    f"{'; '.join(map(str, failures))}. Start one with python -m agent_envs serve "
-                    "ID, or raise connect_timeout=."
-                )
-            time.sleep(pause)
-            pause = min(2 * pause, 1.0)
+        for number in itertools.count(first):
+            try:
+                return self._open_on(*self._servers[number % num_servers])
+            except OSError as error:
+                if number - first >= num_servers - 1 and time.monotonic() > deadline:
+                    raise ServerError(
+                        f"No server accepted the session within {self.connect_timeout:g} seconds: "
+                        f"{error}. Start one with python -m agent_envs serve ID, or raise "
+                        "connect_timeout=."
+                    ) from error
+            time.sleep(PAUSE_SECONDS / num_servers)
 
     def request(self, kind: str, timeout: float | None = None, **data: Any) -> dict[str, Any]:
         """Send a message and return the data of the reply."""

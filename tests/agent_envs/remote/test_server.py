@@ -138,7 +138,6 @@ def test_sessions_end_when_they_are_idle(serve, client, remote):
     wait_until(lambda: served.num_open == 0)
     local.reset(seed=1)
     assert repr(env.step("x")) == repr(local.step("x"))  # resumed in another session
-    assert env.unwrapped._client.num_opened > 1
 
 
 class Slow(ToolEnv):
