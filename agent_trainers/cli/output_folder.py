@@ -43,7 +43,7 @@ _MAY_CHANGE: Final = frozenset(
     max_fault_share max_logprob_drift ddp_timeout skip_memory_metrics vllm_server_base_url
     vllm_server_host vllm_server_port vllm_server_timeout vllm_group_port
     vllm_gpu_memory_utilization include_num_input_tokens_seen local_rank project trackio_space_id
-    sample_steps dry_run num_processes accelerate_config resume overwrite merge_adapter
+    sample_steps dry_run num_processes accelerate_config resume overwrite
     base_url api_key_env max_concurrency request_timeout batch_size
     program_concurrency program_env
     """.split()

@@ -14,7 +14,7 @@ from agent_envs.core.command_line import json_object
 from agent_envs.core.lookup import lookup
 from agent_envs.errors import AgentEnvsError, ConfigurationError, RolloutError
 from agent_envs.formats.tool_formats import TOOL_FORMATS
-from agent_trainers.checkpointing.checkpoints import check_writable, flush
+from agent_trainers.checkpointing.checkpoints import check_writable
 from agent_trainers.cli.arguments import check_range
 from agent_trainers.cli.environments import (
     DEFAULT_ENV,
@@ -50,9 +50,6 @@ class ModelArguments(ModelConfig):  # type: ignore[misc] # TRL is untyped
     lora_r: int | None = HfArg(
         default=None, help="Rank of LoRA adapters, which are then trained instead of the model."
     )
-    merge_adapter: bool = HfArg(
-        default=False, help="Also write the model with its adapters merged to merged/."
-    )
     model_name_or_path: str | None = dataclasses.field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -66,7 +63,7 @@ class ModelArguments(ModelConfig):  # type: ignore[misc] # TRL is untyped
         target = getattr(self, "lora_target_modules", None)
         if isinstance(target, str) and target != "all-linear" and target.isidentifier():
             self.lora_target_modules = [target]  # TRL would read a single name as a pattern
-        of_adapters = ("lora_", "use_dora", "use_rslora", "load_in_", "merge_adapter")
+        of_adapters = ("lora_", "use_dora", "use_rslora", "load_in_")
         for field in () if self.use_peft else dataclasses.fields(self):
             if field.name.startswith(of_adapters) and getattr(self, field.name) != field.default:
                 raise ConfigurationError(
@@ -89,16 +86,6 @@ class ModelArguments(ModelConfig):  # type: ignore[misc] # TRL is untyped
 def model_path(options: Any) -> str:
     """Return the model of the options as transformers loads it."""
     return check_model(str(TINY_POLICY) if options.model is None else options.model)
-
-
-def write_merged(trainer: Any) -> Path:
-    """Write the model with its adapters merged; the trainer cannot be used afterwards."""
-    folder = Path(trainer.args.output_dir) / "merged"
-    model = trainer.accelerator.unwrap_model(trainer.model).merge_and_unload()
-    model.save_pretrained(folder)
-    trainer.processing_class.save_pretrained(folder)
-    flush(folder)
-    return folder
 
 
 @contextlib.contextmanager

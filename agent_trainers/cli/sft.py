@@ -30,7 +30,6 @@ from agent_trainers.cli.policies import (
     ModelArguments,
     model_path,
     refused_settings,
-    write_merged,
 )
 from agent_trainers.cli.train import check_loggers
 from agent_trainers.monitoring.metrics_log import MetricsLog
@@ -155,8 +154,6 @@ def run(arguments: Sequence[str]) -> None:
         if stop.stopped_by is not None:
             raise Interrupted(stop.stopped_by)
         trainer.save_model()
-        if options.merge_adapter:
-            notify(f"The model with its adapters merged: {write_merged(trainer)}")
         losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
         if losses:
             notify(f"Loss per token {losses[0]:.3f} -> {losses[-1]:.3f} in {len(losses)} updates.")

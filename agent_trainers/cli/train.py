@@ -45,7 +45,6 @@ from agent_trainers.cli.policies import (
     EMBEDDED,
     model_path,
     refused_settings,
-    write_merged,
 )
 from agent_trainers.cli.results import SampleCollector, by_environment, write_results
 from agent_trainers.cli.train_options import (
@@ -80,12 +79,25 @@ def _launch_or_train(arguments: list[str]) -> None:
     if command is not None:
         sys.exit(supervise(command, notify))
     with StopRequests(notify) as requests:
-        exit_code = run(arguments, requests)
+        exit_code = try_batch(arguments) if values.dry_run else run(arguments, requests)
     leave_process_group()
     sys.exit(exit_code)
 
 
-def run(arguments: Sequence[str], requests: StopRequests | None = None) -> int:  # noqa: C901, PLR0912, PLR0915
+def try_batch(arguments: Sequence[str]) -> int:
+    """Show one batch up to its gradient; see `dry_run`."""
+    disable_progress_bar()
+    options, config = parse_arguments(arguments)
+    config.report_to, config.save_strategy, config.push_to_hub = [], "no", False
+    config.disable_tqdm = True
+    source = read_source(options)
+    trainer, _ = make_trainer(options, config, source)
+    checkpoint = trainer.last_checkpoint() if options.resume else config.resume_from_checkpoint
+    dry_run(trainer, f"{options.algorithm} on {source.title}", checkpoint)
+    return 0
+
+
+def run(arguments: Sequence[str], requests: StopRequests | None = None) -> int:  # noqa: C901
     """Train, alone or as one of several processes, until done or stopped; return the exit code."""
     started = time.perf_counter()
     disable_progress_bar()  # transformers' bars for loading and saving
@@ -93,13 +105,6 @@ def run(arguments: Sequence[str], requests: StopRequests | None = None) -> int: 
     source = read_source(options)
     title = f"{options.algorithm} on {source.title}"
     folder = Path(config.output_dir)
-    if options.dry_run:
-        config.report_to, config.save_strategy, config.push_to_hub = [], "no", False
-        config.disable_tqdm = True
-        trainer, _ = make_trainer(options, config, source)
-        checkpoint = trainer.last_checkpoint() if options.resume else config.resume_from_checkpoint
-        dry_run(trainer, title, checkpoint)
-        return 0
     check_loggers(config)
     with contextlib.ExitStack() as stack:
         is_main = int(os.environ.get("RANK", "0")) == 0  # owns the folder
@@ -171,8 +176,6 @@ def run(arguments: Sequence[str], requests: StopRequests | None = None) -> int: 
                 "total_seconds": round(time.perf_counter() - started, 2),
             }
             write_results(trainer, collector, facts, before, after)
-            if options.merge_adapter:
-                notify(f"The model with its adapters merged: {write_merged(trainer)}")
     return 0
 
 

@@ -1,7 +1,6 @@
 """Recipes: complete settings by name, one YAML file each; Accelerate's are in ``accelerate/``."""
 
 from collections.abc import Iterator, Mapping
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -24,8 +23,6 @@ MODEL_RECIPE: Final = "recipe.yaml"
 """File in a model's folder: the default settings to train it with."""
 RUN_SETTINGS: Final = "settings.json"
 """File in a run's folder: the settings it was trained with."""
-_MODEL_FOLDERS: Final = ("checkpoint-*", "merged")
-"""Folders in a run's folder that contain its model, too."""
 
 
 class TurnLength(NamedTuple):
@@ -81,7 +78,7 @@ def _settings_of(model: str) -> Iterator[tuple[Path, Mapping[str, Any]]]:
     seen = set[Path]()
     began_with: Any = model
     while isinstance(began_with, str) and (folder := Path(began_with)).is_dir():
-        if any(fnmatch(folder.resolve().name, name) for name in _MODEL_FOLDERS):
+        if folder.resolve().name.startswith("checkpoint-"):
             folder = folder.resolve().parent
         if folder.resolve() in seen:
             return

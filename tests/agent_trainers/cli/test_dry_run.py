@@ -13,7 +13,7 @@ SHORT = ["--num_generations", "4", "--per_device_train_batch_size", "8", "--save
 
 def test_a_dry_run_shows_a_batch_and_saves_no_weights(tmp_path, capsys):
     window = json.dumps({"context": {"name": "window", "turns": 1}, "hops": 3})
-    train.run([*SHORT, "--dry_run", "--algorithm", "step_ppo", "--env_kwargs", window,
+    train.try_batch([*SHORT, "--dry_run", "--algorithm", "step_ppo", "--env_kwargs", window,
                "--output_dir", str(tmp_path / "run")])  # fmt: skip
     out = " ".join(capsys.readouterr().out.split())
     for part in ("2 groups, 8 episodes", "step by step", "a new row begins here", "drift: ",

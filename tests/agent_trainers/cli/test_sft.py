@@ -74,13 +74,11 @@ def test_fine_tuning_on_reference_actions_resumes_and_is_overwritten_on_request(
             train(tmp_path / "run", "--overwrite", *wrong)
         assert (tmp_path / "run" / "model.safetensors").exists()
     train(tmp_path / "run", "--max_steps", "1", "--overwrite", "--learning_rate", "0.5",
-          "--lora_r", "2", "--lora_target_modules", "q_proj",
-          "--merge_adapter", "true")  # fmt: skip
+          "--lora_r", "2", "--lora_target_modules", "q_proj")  # fmt: skip
     kept = json.loads((tmp_path / "run" / "settings.json").read_text())
     assert kept["learning_rate"] == 0.5
     assert not (tmp_path / "run" / "model.safetensors").exists()
     assert all("lora" in name for name in load_file(tmp_path / "run" / "adapter_model.safetensors"))
-    assert (tmp_path / "run" / "merged" / "model.safetensors").exists()
 
 
 def test_the_best_episodes_are_collected_resumably_and_trained_on(tmp_path, capsys, monkeypatch):

@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 
 from agent_envs import ConfigurationError, DataError
 from agent_envs.errors import AgentEnvsError, RolloutError
-from agent_trainers import TINY_POLICY
 from agent_trainers.cli import evaluate
 from agent_trainers.cli.launch import launch_command
 from agent_trainers.monitoring.metrics_log import read_metrics
@@ -98,24 +97,18 @@ def test_a_finished_run_is_not_replaced_until_overwrite_is_given(copy, tmp_path,
     assert (copy / "model.safetensors").read_bytes() != before
 
 
-def test_adapters_are_trained_resumed_bitwise_and_merged(tmp_path, run_train):
+def test_adapters_are_trained_and_resumed_bitwise(tmp_path, run_train):
     lora = ["--lora_r", "2", "--lora_target_modules", "q_proj", "v_proj", "--beta", "0.05",
             "--num_eval_tasks", "0", "--save_steps", "1"]  # fmt: skip
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     run_train(whole, *lora)
-    run_train(cut, *lora, "--resume_from_checkpoint", str(whole / "checkpoint-1"),
-              "--merge_adapter", "true")  # fmt: skip
+    run_train(cut, *lora, "--resume_from_checkpoint", str(whole / "checkpoint-1"))
     one, other = (load_file(f / "adapter_model.safetensors") for f in (whole, cut))
     assert all("lora" in name for name in one)
     assert any(weight.abs().max() > 0 for name, weight in one.items() if "lora_B" in name)
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert not (cut / "model.safetensors").exists()
-    merged = load_file(cut / "merged" / "model.safetensors")
-    base = load_file(TINY_POLICY / "model.safetensors")
-    changed = {name for name in merged if not torch.equal(merged[name], base[name])}
-    assert changed
-    assert all("q_proj" in name or "v_proj" in name for name in changed)
 
 
 class AlwaysFails(gym.Env):
