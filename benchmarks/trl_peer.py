@@ -68,6 +68,5 @@ def batch_of(trainer: StepGRPOTrainer) -> tuple[int, float]:
     """
     batch = trainer.trajectories["train"]
     num_steps = sum(len(trajectory.transitions) - trajectory.start for trajectory in batch)
-    num_steps += sum(getattr(each, "replayed_steps", 0) for each in trainer.extensions)
     successes = [trajectory.success for trajectory in batch if not trajectory.start]
     return num_steps, sum(successes) / len(successes)

@@ -1,12 +1,14 @@
 """Branches: new continuations of a recorded episode from one of its states.
 
-A branch runs in its own environment, which is brought to the state by a snapshot or by a replay of
-the recorded actions. Its trajectory begins with the recorded steps, so it can be replayed, branched
-and saved like any other.
+A branch runs in its own environment, which is brought to the state by a replay of the recorded
+actions. Its trajectory begins with the recorded steps, so it can be replayed, branched and saved
+like any other.
 """
 
 import dataclasses
+import hashlib
 import itertools
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +20,6 @@ from agent_envs.errors import ConfigurationError, ReplayError, SnapshotError
 from agent_trainers.policies.policy import Policy, Usage
 from agent_trainers.rollout.environments import lend_tokenizer, read_reset
 from agent_trainers.rollout.episode import Episode, EpisodeSpec
-from agent_trainers.rollout.saved_states import StateStore
 from agent_trainers.trajectory import StopReason, Trajectory
 
 RecordedState = tuple[Trajectory, int]
@@ -32,8 +33,6 @@ class Branches:
 
     continuations: list[list[Trajectory]]
     """Branches of each state, in order, failed ones included; ``start`` is their first own step."""
-    replays: list[list[int]]
-    """Recorded steps that each branch replayed to reach its state."""
     usage: Usage
     """Model calls and tokens of the branches."""
 
@@ -45,7 +44,7 @@ class Branches:
     @property
     def replayed_steps(self) -> int:
         """Recorded steps that were replayed to reach the states."""
-        return sum(map(sum, self.replays))
+        return sum(branch.start for same in self.continuations for branch in same)
 
     def returns(self, gamma: float = 1.0) -> list[list[float]]:
         """Return the discounted return of each scorable branch from its state."""
@@ -67,7 +66,6 @@ class BranchEpisode(Episode):
     """The episode it branches off."""
     policy: Policy = field(kw_only=True)
     """Policy whose tokens the environment counts in."""
-    replayed_steps: int = 0
     refusal: SnapshotError | None = None
     """Why the state cannot be reached."""
 
@@ -77,36 +75,11 @@ class BranchEpisode(Episode):
         self.num_first_calls = 1 + self.start
 
     def reset(self, timeout: float | None = None) -> Any:
-        """Bring the environment to the recorded state.
+        """Bring the environment to the recorded state by its actions.
 
         Raises:
             SnapshotError: If it reaches another state.
         """
-        return "", self._restored_info() or self._replay(timeout)
-
-    def fail(self, error: BaseException, reason: StopReason | None = None) -> None:
-        """End with an error, and remember whether the state was unreachable."""
-        if isinstance(error, SnapshotError):
-            self.refusal = error
-        Episode.fail(self, error, reason)
-
-    def trajectory(self) -> Trajectory:
-        """Return the recorded steps followed by the new ones."""
-        own = Episode.trajectory(self)
-        seconds = self.recorded.step_seconds[: self.start]
-        seconds = [*seconds, *self.step_seconds[1 : 1 + len(self.transitions) - self.start]]
-        return dataclasses.replace(own, step_seconds=seconds, task_id=self.recorded.task_id)
-
-    def _restored_info(self) -> dict[str, Any] | None:
-        if self.states is None:
-            return None
-        try:
-            return self.states.restore(self.env, self.recorded, self.start)
-        except Exception:  # noqa: BLE001 - another kind of environment, or foreign code
-            return None
-
-    def _replay(self, timeout: float | None) -> dict[str, Any]:
-        """Replay the recorded actions, saving the states on the way; return the last info."""
         steps = self.recorded.transitions[: self.start + 1]
         actions = [step.action for step in steps[:-1]]
         replayed = replay(
@@ -126,9 +99,20 @@ class BranchEpisode(Episode):
                     f"{type(self.env.unwrapped).__name__}, task {self.spec.task}: the episode is "
                     f"over after {number} actions, the recorded one is not."
                 )
-            self.replayed_steps = number
-            self.save_state(actions[:number], (step.observation, step.info))
-        return step.info
+        return step.observation, step.info
+
+    def fail(self, error: BaseException, reason: StopReason | None = None) -> None:
+        """End with an error, and remember whether the state was unreachable."""
+        if isinstance(error, SnapshotError):
+            self.refusal = error
+        Episode.fail(self, error, reason)
+
+    def trajectory(self) -> Trajectory:
+        """Return the recorded steps followed by the new ones."""
+        own = Episode.trajectory(self)
+        seconds = self.recorded.step_seconds[: self.start]
+        seconds = [*seconds, *self.step_seconds[1 : 1 + len(self.transitions) - self.start]]
+        return dataclasses.replace(own, step_seconds=seconds, task_id=self.recorded.task_id)
 
 
 def plan_branches(
@@ -137,7 +121,6 @@ def plan_branches(
     *,
     rng: Rngs,
     policy: Policy,
-    source: StateStore | None,
 ) -> list[list[BranchEpisode]]:
     """Return the branches of each state.
 
@@ -166,9 +149,17 @@ def plan_branches(
         )  # fmt: skip
         planned.append(
             [
-                BranchEpisode(next(number), dataclasses.replace(start, rng=draws), states=source,
-                              start=step, recorded=trajectory, policy=policy)
+                BranchEpisode(next(number), dataclasses.replace(start, rng=draws), start=step,
+                               recorded=trajectory, policy=policy)
                 for draws in own.spawn(count)
             ]
         )  # fmt: skip
     return planned
+
+
+def state_key(trajectory: Trajectory, step: int) -> str:
+    """Return a digest of the state before a step: its episode, the actions so far and messages."""
+    actions = [transition.action for transition in trajectory.transitions[:step]]
+    messages = trajectory.transitions[step].messages
+    parts = [trajectory.env, trajectory.task, trajectory.seed, actions, list(messages)]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=repr).encode()).hexdigest()

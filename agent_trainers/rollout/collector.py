@@ -27,7 +27,6 @@ from agent_trainers.rollout.environments import (
     lend_tokenizer,
 )
 from agent_trainers.rollout.episode import Episode, EpisodeSpec
-from agent_trainers.rollout.saved_states import StateStore
 from agent_trainers.trajectory import StopReason, Trajectory
 
 MAX_BRANCHES_AT_ONCE: Final = 64
@@ -64,7 +63,6 @@ class Rollout:
         step_timeout: float = 300.0,
         episode_timeout: float | None = None,
         is_any_active: Callable[[bool], bool] | None = None,
-        states: StateStore | None = None,
     ) -> None:
         """Run `policy` in environments made by `make_env`.
 
@@ -77,13 +75,10 @@ class Rollout:
             episode_timeout: Seconds that an episode may take from its reset on; None for no limit.
             is_any_active: Maps whether this process has work left to whether any process has. For
                 a policy whose generation is collective.
-            states: Snapshots of the last `collect` and later branches, by which `branch` returns
-                to states. Without them it replays the recorded actions.
         """
         self._policy = policy
         self._step_timeout, self._episode_timeout = step_timeout, episode_timeout
         self._is_any_active = is_any_active or bool
-        self.states = states
         self._envs, self._branch_envs = EnvPool(make_env), EnvPool(make_env)
 
     def collect(
@@ -93,9 +88,7 @@ class Rollout:
 
         `on_end` is called with each trajectory as its episode ends, in no particular order.
         """
-        if self.states is not None:
-            self.states.clear()
-        episodes = [Episode(i, spec, states=self.states) for i, spec in enumerate(specs)]
+        episodes = [Episode(i, spec) for i, spec in enumerate(specs)]
         self._run(episodes, self._envs, len(episodes), on_end)
         return [episode.trajectory() for episode in episodes]
 
@@ -125,7 +118,7 @@ class Rollout:
             ConfigurationError: If a state cannot be branched, as its trajectory has no seed.
             SnapshotError: If no state can be reached, because the environment reaches others.
         """
-        planned = plan_branches(states, k, rng=rng, policy=self._policy, source=self.states)
+        planned = plan_branches(states, k, rng=rng, policy=self._policy)
         branches = [branch for same in planned for branch in same]
         self._run(branches, self._branch_envs, MAX_BRANCHES_AT_ONCE)
         refusals = [branch.refusal for branch in branches if branch.refusal is not None]
@@ -133,16 +126,13 @@ class Rollout:
             raise refusals[0]
         return Branches(
             continuations=[[branch.trajectory() for branch in same] for same in planned],
-            replays=[[branch.replayed_steps for branch in same] for same in planned],
             usage=sum((branch.usage for branch in branches), Usage()),
         )
 
     def close(self) -> None:
-        """Close the environments and drop saved states."""
+        """Close the environments."""
         self._envs.close()
         self._branch_envs.close()
-        if self.states is not None:
-            self.states.clear()
 
     def _run(
         self,

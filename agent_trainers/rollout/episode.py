@@ -9,7 +9,6 @@ import numpy as np
 from agent_envs.core.async_bridge import resolve
 from agent_trainers.policies.policy import Generation, GenerationRequest, Usage
 from agent_trainers.rollout.environments import TextEnv, read_reset, read_step, template_tools
-from agent_trainers.rollout.saved_states import StateStore
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
 
 MAX_ACTION_CHARS: Final = 2_000
@@ -41,8 +40,6 @@ class Episode:
     spec: EpisodeSpec
     env: TextEnv = field(init=False, repr=False)
     """Its environment, from the start of the episode."""
-    states: StateStore | None = None
-    """Where its states are saved; None where they are not."""
     info: dict[str, Any] = field(default_factory=dict)
     """``info`` of the current state."""
     transitions: list[Transition] = field(default_factory=list)
@@ -64,25 +61,12 @@ class Episode:
     def reset(self, timeout: float | None = None) -> Any:
         """Reset the environment; an async reset is cancelled after `timeout` seconds."""
         options = None if self.spec.task is None else {"task": self.spec.task}
-        answer = resolve(self.env.reset(seed=self.spec.seed, options=options), timeout)
-        self.save_state([], answer)
-        return answer
+        return resolve(self.env.reset(seed=self.spec.seed, options=options), timeout)
 
     def step(self, timeout: float | None = None) -> Any:
         """Execute the action; an async step is cancelled after `timeout` seconds."""
         assert self.generation is not None
-        answer = resolve(self.env.step(self.generation.text), timeout)
-        actions = [*(t.action for t in self.transitions), self.generation.text]
-        self.save_state(actions, answer)
-        return answer
-
-    def save_state(self, actions: list[str], answer: Any) -> None:
-        """Save the state that `actions` led to, by the answer of the reset or the last step."""
-        try:
-            if self.states is not None and not any(answer[2:4]):
-                self.states.save(self.env, self.spec, actions, answer[-1])
-        except Exception:  # noqa: BLE001 - foreign code; branches replay the actions instead
-            self.states = None
+        return resolve(self.env.step(self.generation.text), timeout)
 
     def request(self) -> GenerationRequest:
         """Return the request for an action in the current state."""

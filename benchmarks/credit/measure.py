@@ -20,10 +20,9 @@ from torch.nn.utils.rnn import pad_sequence
 from agent_envs.errors import RolloutError
 from agent_trainers.algorithms.episodes import discount
 from agent_trainers.experimental.branching.branch_estimators import allocate_branches
-from agent_trainers.rollout.branches import RecordedState
+from agent_trainers.rollout.branches import RecordedState, state_key
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.episode import EpisodeSpec
-from agent_trainers.rollout.saved_states import key_before
 from agent_trainers.trajectory import Trajectory, Transition
 from benchmarks.credit.true_advantages import CreditBatch, CreditEpisode
 
@@ -69,7 +68,7 @@ class Measurement:
                 f"No episode of the batch could be scored. {_first_error(collected)}"
             )
         self._keys = [
-            [key_before(t, step)[:16] for step in range(len(t.transitions))]
+            [state_key(t, step)[:16] for step in range(len(t.transitions))]
             for t in self.trajectories
         ]
         self._costs = dict.fromkeys(
@@ -145,11 +144,9 @@ class Measurement:
         branches: list[Trajectory] = []
         for number in range(1, BRANCH_ROUNDS + 1):
             known = [*self.trajectories, *branches]
-            store: Any = self._rollout.states
             counts = allocate_branches(
                 known,
                 budget * number / BRANCH_ROUNDS - self._costs["branch_steps"],
-                replays=[store is None or store.replays(each) for each in known],
             )
             states = [(t, step) for t, ks in zip(known, counts, strict=True)
                       for step in np.flatnonzero(ks).tolist()]  # fmt: skip
@@ -157,7 +154,7 @@ class Measurement:
                 found = self._rollout.branch_many(
                     states, [k for ks in counts for k in ks if k], rng=self._rng
                 )
-                self._costs["branch_steps"] += found.environment_steps + found.replayed_steps
+                self._costs["branch_steps"] += found.environment_steps
                 branches += [b for same in found.continuations for b in same if b.is_scorable]
         return branches
 
@@ -180,7 +177,7 @@ class Measurement:
                     f"{len(returns)} of {len(branches)} branches could be scored. "
                     f"{_first_error(branches)}"
                 )
-        self._costs["truth_steps"] += found.environment_steps + found.replayed_steps
+        self._costs["truth_steps"] += found.environment_steps
         self._costs["truth_tokens"] += found.usage.completion_tokens
         self._costs["truth_branches"] += sum(map(len, found.continuations))
 

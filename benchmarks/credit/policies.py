@@ -27,7 +27,6 @@ from agent_trainers.policies.models import load_model, load_tokenizer
 from agent_trainers.recipes import MODEL_RECIPE, find_turn_length
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.episode import EpisodeSpec
-from agent_trainers.rollout.saved_states import StateStore
 from agent_trainers.tiny_policy.make import EnvironmentSource, make_tiny_policy, write_recipe
 from benchmarks.credit.measure import FittedCritic, Measurement
 from benchmarks.credit.true_advantages import CreditBatch
@@ -132,7 +131,7 @@ def measure_batch(
     make_env = environment_maker(environment.env, environment.kwargs)
     tasks = _draw_tasks(make_env, 2 * options.num_tasks, seed)
     others, measured = tasks[: len(tasks) // 2], tasks[len(tasks) // 2 :]
-    with contextlib.closing(Rollout(make_env, policy, states=StateStore())) as rollout:
+    with contextlib.closing(Rollout(make_env, policy)) as rollout:
         collected = rollout.collect(_specs(others, options.group_size, seed, 0))
         critic = FittedCritic(model, 0, [t for t in collected if t.is_scorable])
         batch = Measurement(rollout, _specs(measured, options.group_size, seed, 1), seed)

@@ -70,24 +70,21 @@ def allocate_branches(
     *,
     gamma: float = 1.0,
     from_branches: bool = False,
-    replays: Sequence[bool] = (),
 ) -> list[list[int]]:
     """Return the number of branches before each step that reduces the variance of values most.
 
     One more return from a state with ``n`` returns reduces the variance of its mean by
-    ``var / (n (n + 1))`` per visit. Its expected cost is the mean number of remaining steps, and of
-    replayed steps. Branches are assigned greedily by gain over cost. The variance of a state is
+    ``var / (n (n + 1))`` per visit. Its expected cost is the mean number of remaining steps.
+    Branches are assigned greedily by gain over cost. The variance of a state is
     shrunk towards that of the group's returns-to-go at the same step, so a group without spread
     gets no branches.
 
-    `budget` is the expected number of environment steps, `from_branches` whether branches may start
-    in branches, and `replays` whether the states of each episode are reached by replay. Counts are
-    of shape (S,), and 0 for the first state, which the group shares.
+    `budget` is the expected number of environment steps, and `from_branches` whether branches may
+    start in branches. Counts are of shape (S,), and 0 for the first state, which the group shares.
     """
     counts = [[0] * len(episode.rewards) for episode in episodes]
     heap: list[tuple[float, int, _Candidate]] = []
-    replays = replays or [False] * len(episodes)
-    for candidate in _candidates(episodes, gamma, replays, from_branches=from_branches):
+    for candidate in _candidates(episodes, gamma, from_branches=from_branches):
         heapq.heappush(heap, (-candidate.gain(0), len(heap), candidate))
     num_new = [0] * len(heap)
     while heap:
@@ -116,7 +113,7 @@ class _Candidate(NamedTuple):
 
 
 def _candidates(
-    episodes: Sequence[Episode], gamma: float, replays: Sequence[bool], *, from_branches: bool
+    episodes: Sequence[Episode], gamma: float, *, from_branches: bool
 ) -> list[_Candidate]:
     returns = returns_to_go(episodes, gamma)
     found = []
@@ -135,10 +132,9 @@ def _candidates(
             prior = float(np.mean([spreads[min(t, len(spreads) - 1)] for _, t in visits]))
             variance = (prior + squares) / len(values)
             left = float(np.mean([len(episodes[i].rewards) - t for i, t in visits]))
-            again = float(np.mean([t * replays[i] for i, t in places]))
             is_constant = is_rounding(variance**0.5, 0.0, epsilon=1e-6)
             variance = 0.0 if is_constant else variance
-            found.append(_Candidate(places, len(values), variance, left + again))
+            found.append(_Candidate(places, len(values), variance, left))
     return found
 
 

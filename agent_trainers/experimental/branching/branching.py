@@ -11,7 +11,6 @@ from agent_trainers.experimental.branching.branch_estimators import allocate_bra
 from agent_trainers.monitoring.episode_statistics import summarise
 from agent_trainers.rollout.branches import RecordedState
 from agent_trainers.rollout.episode import EpisodeSpec
-from agent_trainers.rollout.saved_states import StateStore
 from agent_trainers.trainers.extensions import Extension
 from agent_trainers.trajectory import Trajectory
 
@@ -25,7 +24,7 @@ class Branching(Extension):
     """Collects training batches with branches; all processes collect theirs at the same time."""
 
     def __init__(self, budget: float = 1 / 3) -> None:
-        """Allow `budget` environment steps of branches, replays included, per step of episodes.
+        """Allow `budget` environment steps of branches, without replays, per step of episodes.
 
         Raises:
             ConfigurationError: If `budget` is negative or not finite.
@@ -33,7 +32,6 @@ class Branching(Extension):
         if not 0 <= budget < float("inf"):
             raise ConfigurationError(f"budget must be a number of at least 0, not {budget}.")
         self._budget = budget
-        self.replayed_steps = 0
         self._reaches_states = False
 
     def attach(self, trainer: Any) -> None:
@@ -55,7 +53,6 @@ class Branching(Extension):
             )
         super().attach(trainer)
         self._rollout = rollout
-        self._rollout.states = self._states = StateStore()
 
     def is_trained(self, trajectory: Trajectory) -> bool:
         """Return whether a trajectory is an episode, or a branch that is trained, too."""
@@ -72,14 +69,9 @@ class Branching(Extension):
         They depend on the place in the run and the batch of all processes, not on their number.
         """
         families = [[trajectory] for trajectory in self._rollout.collect(specs)]
-        self.replayed_steps = 0
         for number in range(NUM_ROUNDS):
             self._add_branches(families, step, number, reward_factors)
         return [trajectory for family in families for trajectory in family]
-
-    def metrics(self, mode: str, step: int, batch: Any) -> Mapping[str, float]:
-        """Return the number of replayed steps."""
-        return {"branches/replayed_steps": self.replayed_steps} if mode == "train" else {}
 
     def _add_branches(
         self,
@@ -95,20 +87,15 @@ class Branching(Extension):
         """
         processes, args = self.trainer.processes, self.trainer.args
         own = [trajectory for family in families for trajectory in family]
-        gathered = processes.all_gather_objects(
-            [(summarise(each, reward_factors), self._states.replays(each)) for each in own]
-        )
-        everyone = [summary for summary, _ in gathered]
+        everyone = processes.all_gather_objects([summarise(each, reward_factors) for each in own])
         first, first_family = processes.num_before(len(own)), processes.num_before(len(families))
         spent = sum(episode.num_steps - episode.start for episode in everyone if episode.start)
-        spent += self.replayed_steps
         num_steps = sum(episode.num_steps for episode in everyone if not episode.start)
         counts = allocate_branches(
             everyone,
             self._budget * num_steps * (number + 1) / NUM_ROUNDS - spent,
             gamma=args.gamma,
             from_branches=self._trains_branches,
-            replays=[replays for _, replays in gathered],
         )[first : first + len(own)]
         states: list[RecordedState] = []
         rngs, ks, owners = [], [], []
@@ -132,7 +119,6 @@ class Branching(Extension):
                 f"advantage_estimator={args.advantage_estimator!r} restores states, but: "
                 f"{refusals[0]} Or use another estimator, such as grpo_step."
             )
-        self.replayed_steps += sum(processes.all_gather(found.replayed_steps if found else 0))
         if found is not None:
             for family, continuations in zip(owners, found.continuations, strict=True):
                 family += continuations

@@ -14,7 +14,6 @@ from agent_trainers.policies.policy import Policy, Usage
 from agent_trainers.rollout.collector import OnEnd, Rollout
 from agent_trainers.rollout.environments import MakeEnv
 from agent_trainers.rollout.episode import EpisodeSpec
-from agent_trainers.rollout.saved_states import StateStore
 from agent_trainers.trajectory import Trajectory
 
 STRATEGIES: Final[Mapping[str, bool]] = {
@@ -41,9 +40,9 @@ class _Search:
     continued: Counter[tuple[int, int]] = field(default_factory=Counter)
     steps: int = 0
 
-    def add(self, attempt: Trajectory, cost: int, value: ProcessValue | None) -> None:
+    def add(self, attempt: Trajectory, value: ProcessValue | None) -> None:
         self.attempts.append(attempt)
-        self.steps += cost
+        self.steps += len(attempt.transitions) - attempt.start
         if value is None or not attempt.is_scorable:
             return
         *scores, last = score_states(attempt, value)
@@ -83,13 +82,12 @@ class SearchRollout:
             make_env: Makes one environment.
             policy: The policy that acts.
             strategy: A key of `STRATEGIES`.
-            budget: Environment steps for one episode, replayed ones included. The first attempt is
+            budget: Environment steps for one episode, without replayed ones. The first attempt is
                 always made; another one begins if the budget has room for `longest` steps.
             longest: Largest number of steps of an episode.
             value: Scores states for strategies that use a learned value.
         """
-        states = StateStore() if strategy == "best_first" else None
-        self._rollout = Rollout(make_env, policy, states=states)
+        self._rollout = Rollout(make_env, policy)
         self._strategy = strategy
         self._value = value if STRATEGIES[strategy] else None
         self._budget, self._longest = budget, longest
@@ -126,17 +124,14 @@ class SearchRollout:
     def _attempt(self, searches: Sequence[_Search]) -> None:
         attempts = self._rollout.collect([search.spec for search in searches])
         for search, attempt in zip(searches, attempts, strict=True):
-            search.add(attempt, len(attempt.transitions), self._value)
+            search.add(attempt, self._value)
 
     def _continue_best(self, searches: Sequence[_Search]) -> None:
         places = [search.next_state() for search in searches]
         states = [(s.attempts[i], t) for s, (i, t) in zip(searches, places, strict=True)]
         branches = self._rollout.branch_many(states, 1, rng=[s.spec.rng for s in searches])
-        for search, (attempt,), (replayed,) in zip(
-            searches, branches.continuations, branches.replays, strict=True
-        ):
-            own = len(attempt.transitions) - attempt.start
-            search.add(attempt, replayed + own, self._value)
+        for search, (attempt,) in zip(searches, branches.continuations, strict=True):
+            search.add(attempt, self._value)
 
     def _choose(self, search: _Search) -> Trajectory:
         attempts, chosen = search.attempts, search.attempts[-1]

@@ -29,7 +29,6 @@ from agent_trainers.cli.policies import (
 )
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.evaluation import plan_samples
-from agent_trainers.rollout.saved_states import StateStore
 from agent_trainers.trajectory import Trajectory
 
 PROGRAM: Final = "python -m agent_trainers.experimental.values"
@@ -106,7 +105,7 @@ def _collect(
 
         def play(tasks: Sequence[int]) -> list[Trajectory]:
             rng = np.random.default_rng([options.seed, *tasks, len(tasks)])
-            rollout = Rollout(environment.make_env, policy, states=StateStore())
+            rollout = Rollout(environment.make_env, policy)
             with contextlib.closing(rollout):
                 episodes = rollout.collect(plan_samples(tasks, 1, options.seed))
                 states = [

@@ -148,19 +148,6 @@ def test_branches_go_where_returns_vary():
     assert [each[1] > 0 for each in counts[4:]].count(True) >= 2
 
 
-def test_steps_that_have_to_be_taken_again_to_come_to_a_state_are_part_of_its_cost():
-    # from "a" two steps are left and one leads there, from "c" one and two: three for each branch
-    longer = Episode([0.0, 0.0, 1.0], ["q", "a", "c"])
-    batch = [longer, Episode([0.0, 0.0, 0.0], ["q", "b", "d"])]
-    for budget in (2.9, 3.0, 8.9, 9.0):
-        counts = allocate_branches(batch, budget, replays=[True, True])
-        assert total(counts) == budget // 3
-    assert total(allocate_branches(batch, 2.9)) > 0
-    # where only the first is replayed, the second's states are cheaper by as much
-    mixed = allocate_branches(batch, 1.0, replays=[True, False])
-    assert (total(mixed[:1]), total(mixed[1:])) == (0, 1)
-
-
 def test_no_more_is_spent_than_foreseen_and_branches_branch_only_if_they_may():
     longer = Episode([0.0, 0.0, 1.0], ["q", "a", "c"])
     branch = replace(longer, rewards=[0.0, 0.0, 0.0], anchors=["q", "a", "d"], start=1)

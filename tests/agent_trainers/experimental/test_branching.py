@@ -49,7 +49,6 @@ def test_branches_are_played_within_their_budget_beside_the_same_episodes(make_t
     assert [t for t in with_branches if not t.start] == plain
     branches = [t for t in with_branches if t.start]
     assert 0.3 * num_steps(plain) < num_steps(branches) < 3 * num_steps(plain)
-    assert trainer.extensions[0].replayed_steps == 0  # from snapshots
     assert played(trainer) == with_branches  # the same step of the run draws the same again
     assert played(trainer, (1, 0)) != with_branches
     # each branch follows what it shares its first steps with
@@ -92,15 +91,10 @@ def test_what_is_trained_and_what_is_logged(make_trainer, estimator):
     assert log["branches/count"] == len(branches) > 0
     assert log["branches/environment_steps"] == num_steps(branches)
     assert log["branches/completion_tokens"] == sum(t.usage["completion_tokens"] for t in branches)
-    assert log["branches/replayed_steps"] == 0
     assert log["success"] == pytest.approx(sum(t.success for t in own) / len(own))
 
 
-class Unsaved(gym.Wrapper):
-    """A wrapper that nobody knows, so states are reached by replay."""
-
-
-class Moody(Unsaved):
+class Moody(gym.Wrapper):
     """Shows something else each time."""
 
     moods = itertools.count()
@@ -116,17 +110,6 @@ class Moody(Unsaved):
         *messages, last = info["messages"]
         shown = last | {"content": f"{last['content']} {next(self.moods)}"}
         return *rest, info | {"messages": [*messages, shown]}
-
-
-def test_steps_that_are_taken_again_count_towards_the_budget(make_trainer):
-    trainer = make_trainer("vine", env=lambda: Unsaved(gym.make(ID)), budget=2.0)
-    batch = played(trainer)
-    own = num_steps([t for t in batch if not t.start])
-    branches = num_steps([t for t in batch if t.start])
-    again = trainer.extensions[0].replayed_steps
-    assert again == sum(t.start for t in batch)
-    assert again > 0
-    assert own < branches + again < 3 * own  # 2 are foreseen
 
 
 def test_an_environment_that_cannot_be_gone_back_to_is_refused_at_once(make_trainer):

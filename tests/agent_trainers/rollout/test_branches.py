@@ -14,7 +14,6 @@ from agent_trainers.policies.local import load_policy
 from agent_trainers.rollout import collector
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.episode import EpisodeSpec
-from agent_trainers.rollout.saved_states import StateStore
 from agent_trainers.trajectory import StopReason, load_trajectories, save_trajectories
 
 ID = "AgentR1/SyntheticMultiHop-v0"
@@ -27,11 +26,11 @@ def specs(count):
 class CounterEnv(gym.Env):
     """Adds up what is said, and its own luck, which is drawn from the seed; over at 9.
 
-    On demand it leaks its past, pays by a rate, has moods from nobody's seed, or cannot restore.
+    On demand it leaks its past, pays by a rate, or has moods from nobody's seed.
     """
 
-    def __init__(self, *, leaks=False, rate=1, moods=None, restores=True):
-        self._leaks, self._moods, self._restores = leaks, moods, restores
+    def __init__(self, *, leaks=False, rate=1, moods=None):
+        self._leaks, self._moods = leaks, moods
         self._num_episodes, self.rate = 0, rate
 
     def reset(self, *, seed=None, options=None):
@@ -46,26 +45,9 @@ class CounterEnv(gym.Env):
         self.total += earned
         return "on", float(earned * self.rate), self.total >= 9, False, self._info()
 
-    def snapshot(self):
-        return self.total, self.rate, self.mood, copy.deepcopy(self.np_random)
-
-    def restore(self, snapshot):
-        self.total = None
-        if not self._restores:
-            raise KeyError("total")
-        self.total, self.rate, self.mood, self.np_random = copy.deepcopy(snapshot)
-
     def _info(self):
         messages = [{"role": "user", "content": f"mood {self.mood}, total {self.total}"}]
         return {"messages": messages, "tools": [], "task_id": "t", "metrics": {}}
-
-
-class MoodyEnv(CounterEnv):  # offers no snapshot
-    snapshot = restore = None
-
-
-class Unsaved(TimeLimit):
-    """A wrapper whose state nobody knows: what it counts is not in the environment's snapshots."""
 
 
 def draw(request):
@@ -82,8 +64,8 @@ def limited(**settings):
     return TimeLimit(CounterEnv(**settings), 6)
 
 
-def record(make_env=limited, act=draw, states=None):
-    rollout = Rollout(make_env, ScriptedPolicy(act), states=states)
+def record(make_env=limited, act=draw):
+    rollout = Rollout(make_env, ScriptedPolicy(act))
     return rollout, *rollout.collect(specs(1))
 
 
@@ -100,21 +82,13 @@ def steps_of(trajectory):
     return trajectory.transitions, trajectory.metrics, trajectory.stop_reason
 
 
-@pytest.mark.parametrize("keeps_states", [True, False])
-@pytest.mark.parametrize(
-    ("make_env", "act", "can_restore"),
-    [
-        pytest.param(limited, draw, True, id="snapshots, in threads"),
-        pytest.param(lambda: Unsaved(CounterEnv(), 4), draw, False, id="replay"),
-        pytest.param(lambda: gym.make(ID), search, True, id="snapshots, at once"),
-        pytest.param(lambda: limited(restores=False), draw, False, id="fails to restore"),
-    ],
-)
-def test_a_branch_that_acts_as_was_recorded_is_the_recorded_episode(
-    make_env, act, can_restore, keeps_states
-):
+@pytest.mark.parametrize(("make_env", "act"), [
+    pytest.param(limited, draw, id="in threads"),
+    pytest.param(lambda: gym.make(ID), search, id="at once"),
+])  # fmt: skip
+def test_a_branch_that_acts_as_was_recorded_is_the_recorded_episode(make_env, act):
     policy = ScriptedPolicy(lambda request: act(request))
-    rollout = Rollout(make_env, policy, states=StateStore() if keeps_states else None)
+    rollout = Rollout(make_env, policy)
     states = states_of(rollout.collect(specs(3)))
     assert len(states) > 6
     rest = [iter([each.action for each in t.transitions[step:]]) for t, step in states]
@@ -125,8 +99,7 @@ def test_a_branch_that_acts_as_was_recorded_is_the_recorded_episode(
         assert (same.start, same.task_id) == (step, trajectory.task_id)
         assert len(same.step_seconds) == len(same.transitions)
     assert branches.environment_steps == sum(len(t.transitions) - step for t, step in states)
-    is_restored = keeps_states and can_restore
-    assert branches.replayed_steps == (0 if is_restored else sum(step for _, step in states))
+    assert branches.replayed_steps == sum(step for _, step in states)
 
 
 def test_branches_differ_and_are_drawn_again_from_the_same_generator():
@@ -159,11 +132,10 @@ def test_a_run_with_branches_is_bit_for_bit_the_run_without_them():
     assert run(branches=True) == run(branches=False)
 
 
-@pytest.mark.parametrize("keeps_states", [True, False])
-def test_states_of_several_environments_are_not_mixed_up_where_they_look_the_same(keeps_states):
+def test_states_of_several_environments_are_not_mixed_up_where_they_look_the_same():
     envs = {"low": lambda: CounterEnv(rate=1), "high": lambda: CounterEnv(rate=10)}
     policy = ScriptedPolicy(lambda request: "2")
-    rollout = Rollout(envs, policy, states=StateStore() if keeps_states else None)
+    rollout = Rollout(envs, policy)
     states = states_of(rollout.collect([replace(specs(1)[0], env=name) for name in envs]))
     branches = rollout.branch_many(states, 2, rng=default_rng(0))
     for (trajectory, _), same in zip(states, branches.continuations, strict=True):
@@ -192,39 +164,10 @@ def test_the_policy_is_shown_the_tokens_that_were_recorded(tiny_policy):
     assert all(b.usage["completion_tokens"] == sum(b.lengths[step:]) for b in branches)
 
 
-@pytest.mark.parametrize("moods", [None, itertools.count()])
-def test_states_that_branches_come_to_are_kept_too_also_where_no_replay_reaches_them(moods):
-    store = StateStore()
-    rollout, recorded = record(lambda: limited(moods=moods), states=store)
-    first, (own,) = branch(rollout, recorded, 1, seed=1)
-    last = len(own.transitions) - 1
-    assert last > 1  # a state of the branch's own
-    again, deeper = branch(rollout, own, last, 4, seed=2)
-    assert first.replayed_steps == again.replayed_steps == 0
-    assert [t.transitions[:last] for t in deeper] == [own.transitions[:last]] * 4
-    assert all(t.is_scorable for t in deeper)
-    assert not store.replays(recorded)
-    assert not store.replays(own)
-    store.clear()
-    assert store.replays(recorded)
-    assert not store.replays(replace(own, start=last))  # no later state
-
-
-def test_a_branch_that_was_replayed_keeps_no_state_of_its_beginning():
-    recording, recorded = record()
-    rollout = Rollout(limited, ScriptedPolicy(draw), states=StateStore())
-    branch(rollout, recorded, 2, seed=1)  # by replay: it kept nothing
-    (_, (again,)), (_, (expected,)) = (
-        branch(each, recorded, 2, seed=1) for each in (rollout, recording)
-    )
-    assert again.is_scorable
-    assert steps_of(again) == steps_of(expected)
-
-
-def test_what_can_be_reached_neither_way_is_refused_by_name():
+def test_what_cannot_be_reached_is_refused_by_name():
     moods = itertools.count()
-    rollout, recorded = record(lambda: MoodyEnv(moods=moods))
-    sentence = "MoodyEnv, task 0, after 0 of 1 actions: the replayed messages"
+    rollout, recorded = record(lambda: CounterEnv(moods=moods))
+    sentence = "CounterEnv, task 0, after 0 of 1 actions: the replayed messages"
     with pytest.raises(SnapshotError, match=sentence):
         branch(rollout, recorded, 1, 2)
     with pytest.raises(ConfigurationError, match="it has no seed to replay it from"):
@@ -252,24 +195,3 @@ def test_no_more_branches_are_under_way_than_allowed(monkeypatch):
     branches = rollout.branch_many(states, [5, 2], rng=default_rng(0))
     assert [len(same) for same in branches.continuations] == [5, 2]
     assert len(made) == 1 + 2
-
-
-def test_saved_states_stay_within_their_bound():
-    env, spec = CounterEnv(), specs(1)[0]
-    env.reset(seed=0)
-    info = env._info()
-    store = StateStore()
-    store.save(env, spec, [], info)
-    size = store._num_bytes
-    _, played = record(CounterEnv, lambda request: "1")
-    first = replace(played.transitions[0], messages=info["messages"])
-    recorded = [replace(played, transitions=[replace(first, action=str(i))] * 2) for i in range(3)]
-    store = StateStore(max_bytes=2 * size)
-    for i in range(3):
-        store.save(env, spec, [str(i)], info)
-    found = [store.restore(env, each, 1) is not None for each in recorded]
-    assert found == [False, True, True]  # 0 is the oldest
-    store = StateStore(max_bytes=size - 1)
-    store.save(env, spec, ["0"], info)
-    assert store.restore(env, recorded[0], 1) is None
-    assert store._num_bytes == 0
