@@ -34,7 +34,7 @@ class MenuActions(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         Args:
             env: An environment whose actions are text.
             menu: The texts, or a function of the state's `info` that returns them.
-            size: The number of actions; ``info["num_cut_choices"]`` counts the texts beyond it.
+            size: The number of actions; texts beyond it are left out.
         """
         RecordConstructorArgs.__init__(self, menu=menu, size=size)
         super().__init__(env)
@@ -62,9 +62,7 @@ class MenuActions(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         return np.arange(self._size) < len(self._choices)
 
     def _offer(self, info: dict[str, Any]) -> dict[str, Any]:
-        choices = list(self._menu(info) if callable(self._menu) else self._menu)
-        self._choices = choices[: self._size]
+        choices = self._menu(info) if callable(self._menu) else self._menu
+        self._choices = list(choices)[: self._size]
         mask: Mask = self.action_masks().astype(np.int8)
-        num_cut = len(choices) - len(self._choices)
-        cut = {"num_cut_choices": num_cut} if num_cut else {}
-        return info | {"menu": list(self._choices), "action_mask": mask} | cut
+        return info | {"menu": list(self._choices), "action_mask": mask}
