@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM, TrainerCallback
 from agent_envs.data.files import write_json
 from agent_envs.formats.tool_formats import TOOL_FORMATS
 from agent_trainers import TINY_POLICY
+from agent_trainers.cli.environments import read_source
 from agent_trainers.cli.train import make_trainer
 from agent_trainers.cli.train_options import parse_arguments
 from agent_trainers.policies import Generation, GenerationRequest, Policy, PolicyWrapper
@@ -176,7 +177,7 @@ def train(spec: LearningRun, folder: Path) -> tuple[Any, list[tuple[int, float]]
     if spec.method == "trl":
         trainer, last_batch = make_trl_trainer(MULTI_HOP, spec.env_kwargs, config, load_tokenizer())
     else:
-        trainer, _ = make_trainer(settings, config)
+        trainer, _ = make_trainer(settings, config, read_source(settings))
         last_batch = functools.partial(batch_of, trainer)
     budget = EnvironmentStepBudget(spec.budget, last_batch)
     trainer.add_callback(budget)

@@ -180,10 +180,9 @@ def run(arguments: Sequence[str], requests: StopRequests | None = None) -> int: 
 
 
 def make_trainer(
-    options: TrainArguments, config: StepGRPOConfig, source: Source | None = None
+    options: TrainArguments, config: StepGRPOConfig, source: Source
 ) -> tuple[StepGRPOTrainer, str]:
     """Load the model; return the trainer, and a description of the evaluation tasks."""
-    source = source or read_source(options)
     model = model_path(options)
     tokenizer = load_tokenizer(model)
     tasks = source.tasks(tokenizer, options.num_eval_tasks, config.seed, notify_once)

@@ -19,7 +19,7 @@ from transformers import TrainerCallback
 import agent_envs  # noqa: F401 - registers the environments
 from agent_envs.core.tool_env import ENDLESS
 from agent_trainers import TINY_POLICY
-from agent_trainers.cli.environments import count_tasks, environment_maker
+from agent_trainers.cli.environments import count_tasks, environment_maker, read_source
 from agent_trainers.cli.train import make_trainer
 from agent_trainers.cli.train_options import parse_arguments
 from agent_trainers.policies.local import transformers_policy
@@ -169,7 +169,8 @@ def _make_trainer(
         env_kwargs=environment.kwargs, seed=seed, budget=budget,
         num_episodes=environment.num_episodes, folder=folder,
     )  # fmt: skip
-    trainer, _ = make_trainer(*parse_arguments([*options, "--learning_rate", str(learning_rate)]))
+    settings, config = parse_arguments([*options, "--learning_rate", str(learning_rate)])
+    trainer, _ = make_trainer(settings, config, read_source(settings))
     steps = EnvironmentStepBudget(budget, partial(batch_of, trainer), until)
     trainer.add_callback(steps)
     return trainer, steps

@@ -6,6 +6,7 @@ import torch
 from agent_envs import ConfigurationError
 from agent_trainers.cli import train
 from agent_trainers.cli.dry_run import dry_run
+from agent_trainers.cli.environments import read_source
 from agent_trainers.cli.train_options import parse_arguments
 
 SHORT = ["--num_generations", "4", "--per_device_train_batch_size", "8", "--save_strategy", "no"]
@@ -27,7 +28,7 @@ def test_a_dry_run_shows_a_batch_and_saves_no_weights(tmp_path, capsys):
 def test_a_dry_run_changes_neither_the_model_nor_an_earlier_run(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
     options, config = parse_arguments([*SHORT, "--output_dir", str(tmp_path)])
-    trainer, _ = train.make_trainer(options, config)
+    trainer, _ = train.make_trainer(options, config, read_source(options))
     before = {name: weight.clone() for name, weight in trainer.model.state_dict().items()}
     trainer.is_deepspeed_enabled = True  # which updates in the backward pass
     with pytest.raises(ConfigurationError, match="--dry_run does not work with DeepSpeed"):
