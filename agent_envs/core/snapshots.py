@@ -44,6 +44,8 @@ class Record:
     random_state: Mapping[str, Any]
     """State of the random generator at the reset."""
     task: int | None
+    max_turns: int | None
+    """Turn limit, on which rewards may depend."""
     observations: list[str]
     actions: list[str] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
@@ -105,7 +107,7 @@ class RestorableEnv(gym.Env[str, str]):
             self, None, record.task, record.actions,
             observations=record.observations, rewards=record.rewards,
         ):  # fmt: skip
-            pass
+            self.max_turns = record.max_turns
         self._resume(is_replayed=True)
 
     def _has_state_elsewhere(self) -> bool:

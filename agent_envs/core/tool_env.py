@@ -169,7 +169,7 @@ class ToolEnv(TaskFamily):
         self._conversation.begin(self._system_prompt, self._task.question)
         self._transcript.begin(self.render_mode, self._task.question)
         self._episode_record = Record(
-            random_state, (options or {}).get("task"), [self._task.question]
+            random_state, (options or {}).get("task"), self.max_turns, [self._task.question]
         )
         return self._task.question, self._info()
 

@@ -143,6 +143,14 @@ def test_an_episode_continues_from_a_snapshot(kind):
     assert snapshot.is_replayed or not hasattr(env, "later")
 
 
+def test_a_replayed_episode_has_its_turn_limit():
+    rewards = {"last": (lambda env, event: float(event.is_last), 1.0)}
+    env = gym.wrappers.TimeLimit(Counts(rewards=rewards), 2)
+    env.reset(seed=0)
+    assert [env.step("hm")[1] for _ in range(2)] == [0.0, 1.0]
+    env.unwrapped.restore(env.unwrapped.snapshot())
+
+
 def test_snapshots_of_other_arguments_or_environments_are_refused():
     env = Words()
     env.reset(seed=1)
