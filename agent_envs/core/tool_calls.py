@@ -1,14 +1,13 @@
 """Run the calls of one turn, concurrently where possible, and describe them in `info`."""
 
 import math
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from agent_envs.core.async_bridge import CallSession, Outcome
+from agent_envs.core.async_bridge import CallSession
 from agent_envs.core.messages import Message
-from agent_envs.core.tool import Tool, ToolResult, failed_call
+from agent_envs.core.tool import Tool, ToolResult
 from agent_envs.formats.actions import ParsedAction, ToolFormat
 
 OVER_TEXT: Final = "This call was not carried out: the one before it ended the task."
@@ -25,33 +24,19 @@ def run_calls(calls: Sequence[ParsedAction], tools: Mapping[str, Tool]) -> Itera
     """Yield the result of each call, in order.
 
     Of several calls, those of tools without state start at once, each in its own thread; the others
-    run one after the other. The longest timeout of the tools is the timeout of all together.
+    run one after the other.
     """
-    if len(calls) == 1:
-        yield tools[calls[0].name or ""].run(**(calls[0].arguments or {}))
-        return
-    session, ended = CallSession(), dict[int, Outcome]()
-    called = [tools[call.name or ""] for call in calls]
-    limits = [tool.timeout for tool in called if tool.timeout is not None]
-    deadline = time.monotonic() + max(limits, default=math.inf)
-
-    def start(i: int) -> None:
-        run = partial(called[i].run, **(calls[i].arguments or {}))
-        session.submit(i, run, max(0.0, deadline - time.monotonic()))
-
-    for i, tool in enumerate(called):
-        if tool.timeout is not None and not tool.stateful:
-            start(i)
-    for i, (call, tool) in enumerate(zip(calls, called, strict=True)):
-        if tool.timeout is None:
-            yield tool.run(**(call.arguments or {}))
-            continue
-        if tool.stateful:
-            start(i)
-        while i not in ended:
-            ended |= {outcome.key: outcome for outcome in session.wait(math.inf)}
-        outcome = ended[i]
-        yield outcome.value if outcome.error is None else failed_call(tool, outcome.error)
+    session, ended = CallSession(), dict[int, ToolResult]()
+    runs = [partial(tools[call.name or ""].run, **(call.arguments or {})) for call in calls]
+    concurrent = set()
+    for i, tool in enumerate(tools[call.name or ""] for call in calls):
+        if len(calls) > 1 and tool.timeout is not None and not tool.stateful:
+            session.submit(i, runs[i])
+            concurrent.add(i)
+    for i, run in enumerate(runs):
+        while i in concurrent and i not in ended:
+            ended |= {outcome.key: outcome.value for outcome in session.wait(math.inf)}
+        yield ended[i] if i in concurrent else run()
 
 
 def reply_to_calls(calls: Sequence[Call], tool_format: ToolFormat) -> list[Message]:
