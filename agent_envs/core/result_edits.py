@@ -51,8 +51,8 @@ class ResultEdits:
         """Choose a key of `ATTACKERS` or an import path, and the number of edits per episode."""
         if isinstance(budget, bool) or not isinstance(budget, int) or budget < 0:
             raise ConfigurationError(f"attack: 'budget' must be a whole number, not {budget!r}.")
-        lookup_or_import(ATTACKERS, attacker, kind="attacker")
-        self._name, self._budget = attacker, budget
+        self._attacker = lookup_or_import(ATTACKERS, attacker, kind="attacker")
+        self._budget = budget
         self.num_edits = self._num_results = 0
 
     def begin(self, task: Task) -> None:
@@ -68,9 +68,8 @@ class ResultEdits:
             return result
         place = f"{self._task_id}\n{self._num_results}".encode("utf-8", "replace")
         rng = np.random.default_rng(zlib.crc32(place))
-        attacker = lookup_or_import(ATTACKERS, self._name, kind="attacker")
         content = result.content
-        for edit in attacker(self._question, content, rng)[:left]:
+        for edit in self._attacker(self._question, content, rng)[:left]:
             edited = apply_edit(content, Edit(*edit))
             self.num_edits += edited != content
             content = edited

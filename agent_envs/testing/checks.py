@@ -35,7 +35,6 @@ from agent_envs.testing.episodes import (
     broken_actions,
     expect,
     finish,
-    make_subject,
     mistake,
     record,
     reference_actions,
@@ -87,7 +86,8 @@ def run_checks(
     """
     if isinstance(make_env, str):
         make_env = partial(gym.make, make_env, **(kwargs or {}))
-    subject = make_subject(make_env, episodes, seed)
+    with make_env() as env:
+        subject = Subject(make_env, env.spec, episodes, seed)
     for name, function in CHECKS.items():
         try:
             yield Result(name=name, status="ok", detail=function(subject))

@@ -16,7 +16,6 @@ from gymnasium.envs.registration import EnvSpec
 
 import agent_envs  # noqa: F401 - registers our ids, also in a child process
 from agent_envs.core.tool_env import ToolEnv
-from agent_envs.errors import ConfigurationError
 from agent_envs.formats.actions import example_arguments
 
 TextEnv = gym.Env[str, str]
@@ -66,15 +65,6 @@ class Subject:
     def make(self, **changes: Any) -> TextEnv:
         """Make the environment, with changed arguments if it has a spec."""
         return self.spec.make(**changes) if self.spec and changes else self.make_env()
-
-
-def make_subject(make_env: Callable[[], TextEnv], episodes: int, seed: int) -> Subject:
-    """Return what is checked."""
-    env = make_env()
-    if not isinstance(env, gym.Env):
-        raise ConfigurationError(f"{type(env).__name__} is no Gymnasium environment.")
-    env.close()
-    return Subject(make_env, env.spec, episodes, seed)
 
 
 def record(env: TextEnv, seed: int) -> dict[str, str]:

@@ -7,7 +7,7 @@ import gymnasium as gym
 import pytest
 
 from agent_envs import ENVIRONMENTS, Task, Tool, ToolEnv
-from agent_envs.errors import AgentEnvsError, ConfigurationError, MissingExtraError
+from agent_envs.errors import AgentEnvsError, MissingExtraError
 from agent_envs.testing import ConformanceError, check, run_checks
 from agent_envs.testing.checks import CHECKS
 from agent_envs.testing.episodes import TextEnv
@@ -233,5 +233,3 @@ def test_all_failures_are_raised_at_once_a_line_each():
     assert str(raised.value) == (
         "reference actions: seed 0: after the reference actions success=0.0"
     )
-    with pytest.raises(ConfigurationError, match="int is no Gymnasium environment"):
-        check(int)
