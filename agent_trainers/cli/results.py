@@ -15,7 +15,6 @@ from transformers import TrainerCallback
 from agent_envs.data.files import write_json, write_text
 from agent_trainers.cli.output_folder import RESULTS_FILE
 from agent_trainers.cli.policies import EMBEDDED
-from agent_trainers.monitoring.env_statistics import success_curves
 from agent_trainers.monitoring.report import plot_learning_curve, write_trajectory_page
 from agent_trainers.monitoring.trajectory_samples import (
     Mark,
@@ -42,8 +41,6 @@ class SampleCollector(TrainerCallback):  # type: ignore[misc]
         self._title = title
         self._every = every
         self._batches: list[list[TrajectorySample]] = []
-        self.by_environment: Mapping[str, Any] = {}
-        """Figures of each of several environments, see `by_environment`."""
 
     @property
     def samples(self) -> list[TrajectorySample]:
@@ -105,7 +102,6 @@ class SampleCollector(TrainerCallback):  # type: ignore[misc]
             self.samples,
             tokenizer=self._trainer.processing_class,
             title=self._title,
-            curves=success_curves(self._trainer.state.log_history, self.by_environment),
         )
 
 
@@ -155,11 +151,11 @@ def write_results(
 
     `facts` describe the run; `before` and `after` are the evaluations, both may be empty.
     """
-    collector.by_environment = by_environment(trainer, before, after)
+    figures = by_environment(trainer, before, after)
     results = {
         **facts,
         **_measured(before, after),
-        **({"by_environment": collector.by_environment} if collector.by_environment else {}),
+        **({"by_environment": figures} if figures else {}),
         "steps": trainer.state.global_step,
         "seconds": round(trainer.training_seconds, 2),
         "num_processes": trainer.accelerator.num_processes,
@@ -175,7 +171,6 @@ def write_results(
         trainer.state.log_history,
         before=results["success_before"],
         after=results["success_after"],
-        curves=success_curves(trainer.state.log_history, collector.by_environment),
     )
     collector.write_page()
     save_trajectories(folder / "trajectories.jsonl.gz", [s.trajectory for s in collector.samples])

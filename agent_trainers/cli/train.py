@@ -46,7 +46,7 @@ from agent_trainers.cli.policies import (
     model_path,
     refused_settings,
 )
-from agent_trainers.cli.results import SampleCollector, by_environment, write_results
+from agent_trainers.cli.results import SampleCollector, write_results
 from agent_trainers.cli.train_options import (
     PROGRAM,
     TrainArguments,
@@ -145,7 +145,6 @@ def run(arguments: Sequence[str], requests: StopRequests | None = None) -> int: 
             before = evaluate(trainer)
             if is_main:
                 write_json(measured, before)
-        collector.by_environment = by_environment(trainer, before, {})
         with contextlib.closing(progress):
             trainer.train(resume_from_checkpoint=checkpoint)
         step = trainer.state.global_step

@@ -1,8 +1,8 @@
 """Metrics of each of several environments, in a batch and in an evaluation."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Collection, Sequence
+from typing import Any, Final
 
 from agent_trainers.monitoring.episode_statistics import EpisodeSummary, trainer_metrics
 
@@ -74,40 +74,3 @@ class EvaluatedEnvironments:
                     metrics[f"env/{name}/success"] / metrics["success"]
                 )
         return metrics
-
-
-class SuccessCurve(NamedTuple):
-    """Success in one environment over a run."""
-
-    name: str
-    is_evaluated: bool
-    """Whether it is of evaluations, not of training batches."""
-    is_trained: bool
-    points: list[tuple[int, float]]
-    """Optimiser steps and success."""
-
-
-def success_curves(
-    history: Sequence[Mapping[str, Any]], figures: Mapping[str, Mapping[str, Any]]
-) -> list[SuccessCurve]:
-    """Return the curves of several environments, those of training first; none of one alone.
-
-    Args:
-        history: The trainer's log.
-        figures: ``by_environment`` of ``results.json``, as far as it is known.
-    """
-    last = max((entry["step"] for entry in history), default=0)
-    trained = [name for name, own in figures.items() if own["is_trained"]]
-    curves = [
-        SuccessCurve(name, False, True, _points(history, f"env/{name}/success")) for name in trained
-    ]
-    for name in [*trained, *(name for name in figures if name not in trained)]:
-        ends = {0: figures[name].get("success_before"), last: figures[name].get("success_after")}
-        known = dict(_points(history, f"eval_env/{name}/success"))
-        known |= {step: value for step, value in ends.items() if value is not None}
-        curves.append(SuccessCurve(name, True, name in trained, sorted(known.items())))
-    return [curve for curve in curves if curve.points]
-
-
-def _points(history: Sequence[Mapping[str, Any]], name: str) -> list[tuple[int, float]]:
-    return [(entry["step"], entry[name]) for entry in history if entry.get(name) is not None]

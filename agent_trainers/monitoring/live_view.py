@@ -143,7 +143,7 @@ class LiveView(TrainerCallback, JupyterMixin):  # type: ignore[misc]
         logs = self._newest
         parts: list[Any] = [self._progress(), "", self._curve_table(blocks)]
         if logs:
-            parts += [*_drawn(logs), "", _numbers(logs), "", _times(logs), _failures(logs)]
+            parts += ["", _numbers(logs), "", _times(logs), _failures(logs)]
         alarms = [
             text
             for extension in getattr(self._trainer, "extensions", ())
@@ -196,15 +196,6 @@ def _numbers(logs: Mapping[str, float]) -> Columns:
         if name in logs
     ]
     return Columns(shown, padding=(0, 3), equal=True)
-
-
-def _drawn(logs: Mapping[str, float]) -> list[Text]:
-    """Return the largest shares of environments that a curriculum draws."""
-    prefix = "curriculum/share/"
-    values = {n: v for n, v in logs.items() if n.startswith(prefix) and v > 0}
-    largest = sorted(values, key=lambda name: -values[name])[:MAX_TERMS]
-    words = [f"{n.removeprefix(prefix)} {values[n]:.0%}" for n in largest]
-    return [Text.assemble(("drawn  ", "dim"), "   ".join(words))] if words else []
 
 
 def _times(logs: Mapping[str, float]) -> Text:

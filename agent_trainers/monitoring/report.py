@@ -3,6 +3,7 @@
 import importlib.resources
 import io
 import itertools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -11,9 +12,9 @@ import jinja2
 
 from agent_envs.data.files import atomic_path, write_text
 from agent_trainers.batching.rows import Row
-from agent_trainers.monitoring.env_statistics import SuccessCurve
 from agent_trainers.monitoring.trajectory_samples import TrajectorySample, state_change
 
+_ENV_SUCCESS: Final = re.compile("(?P<eval>eval_)?env/(?P<env>[^/]+)/success")
 MAX_TOKENS_SHOWN: Final = 600
 """Largest number of tokens shown of a turn or of a part of a row."""
 
@@ -24,22 +25,15 @@ def write_trajectory_page(
     *,
     tokenizer: Any,
     title: str,
-    curves: Sequence[SuccessCurve] = (),
 ) -> None:
     """Write `trajectory_page` to a file."""
-    write_text(path, trajectory_page(samples, tokenizer=tokenizer, title=title, curves=curves))
+    write_text(path, trajectory_page(samples, tokenizer=tokenizer, title=title))
 
 
-def trajectory_page(
-    samples: Sequence[TrajectorySample],
-    *,
-    tokenizer: Any,
-    title: str,
-    curves: Sequence[SuccessCurve] = (),
-) -> str:
+def trajectory_page(samples: Sequence[TrajectorySample], *, tokenizer: Any, title: str) -> str:
     """Return a self-contained HTML page: each step, its state, tokens and rows.
 
-    Without a `tokenizer` actions are shown as text. The `curves` of evaluations become a table.
+    Without a `tokenizer` actions are shown as text.
     """
     source = importlib.resources.files("agent_trainers.monitoring").joinpath("report.html.jinja")
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
@@ -47,8 +41,6 @@ def trajectory_page(
     environment.filters["decode"] = str if tokenizer is None else tokenizer.decode
     page = environment.from_string(source.read_text(encoding="utf-8")).render(
         title=title,
-        evaluated=(evaluated := [curve for curve in curves if curve.is_evaluated]),
-        evaluated_steps=sorted({step for curve in evaluated for step, _ in curve.points}),
         samples=samples,
         has_tokens=tokenizer is not None,
         state_change=state_change,
@@ -64,22 +56,20 @@ def plot_learning_curve(
     *,
     before: float | None = None,
     after: float | None = None,
-    curves: Sequence[SuccessCurve] = (),
 ) -> None:
-    """Write a PNG of success and return by optimiser step, and what a curriculum drew, if any.
+    """Write a PNG of success and return by optimiser step, also of each of several environments.
 
     Args:
         path: File to write.
         history: The trainer's log: entries with ``step``, ``reward`` and perhaps ``success``.
         before: Success in evaluation before training, if measured.
         after: The same after training.
-        curves: Curves of several environments.
     """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
     entries = [entry for entry in history if "reward" in entry]
-    axes = _axes(figure, entries)
+    axes = figure.add_subplot()
     for name, label, colour in (
         ("success", "success in training", "#2563eb"),
         ("reward", "mean return", "#d97706"),
@@ -97,48 +87,29 @@ def plot_learning_curve(
             offset = (0, -18) if value > 0.5 else (0, 8)
             axes.annotate(f"{value:.1%}", (step, value), offset, textcoords="offset points",
                           ha="center", color="#15803d")  # fmt: skip
-    _plot_environments(axes, curves)
-    axes.set(ylabel="success, return")
-    figure.axes[-1].set(xlabel="optimiser step")
+    _plot_environments(axes, history)
+    axes.set(ylabel="success, return", xlabel="optimiser step")
     axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     if entries or measured:
-        axes.legend(frameon=False, loc="best", fontsize="x-small" if curves else None)
+        axes.legend(frameon=False, loc="best", fontsize="small")
     picture = io.BytesIO()
     figure.savefig(picture)
     with atomic_path(path) as temporary:
         temporary.write_bytes(picture.getvalue())
 
 
-def _axes(figure: Any, entries: Sequence[Mapping[str, Any]]) -> Any:
-    """Return the axes of the curves; below them draw the shares that a curriculum drew."""
-    prefix = "curriculum/share/"
-    names = dict.fromkeys(name for e in entries for name in e if name.startswith(prefix))
-    if not names:
-        return figure.add_subplot()
-    axes, below = figure.subplots(2, sharex=True, height_ratios=(3, 1))
-    shares = [[entry.get(name, 0.0) for entry in entries] for name in names]
-    labels = [name.split("/", 2)[2] for name in names]
-    below.stackplot([entry["step"] for entry in entries], shares, labels=labels, alpha=0.7)
-    below.set(ylabel="share", ylim=(0.0, 1.0))
-    below.legend(frameon=False, fontsize="x-small", ncols=3, loc="upper left")
-    return axes
-
-
-def _plot_environments(axes: Any, curves: Sequence[SuccessCurve]) -> None:
-    """Draw training thin, evaluations of trained environments solid, of others dashed."""
-    names = [*dict.fromkeys(curve.name for curve in curves)]
-    for curve in curves:
-        steps, values = zip(*curve.points, strict=True)
-        colour = f"C{names.index(curve.name) % 10}"
-        if not curve.is_evaluated:
-            axes.plot(steps, _smooth(values), color=colour, alpha=0.5, linewidth=1,
-                      label=f"{curve.name}, in training")  # fmt: skip
+def _plot_environments(axes: Any, history: Sequence[Mapping[str, Any]]) -> None:
+    """Draw the success in each of several environments, dashed in evaluation."""
+    for name in dict.fromkeys(name for entry in history for name in entry):
+        if not (match := _ENV_SUCCESS.fullmatch(name)):
             continue
-        kind = "in evaluation" if curve.is_trained else "evaluation only"
-        axes.plot(steps, values, "o-" if curve.is_trained else "s--", color=colour, markersize=4,
-                  linewidth=1.5, label=f"{curve.name}, {kind}")  # fmt: skip
+        points = [(entry["step"], entry[name]) for entry in history if entry.get(name) is not None]
+        steps, values = zip(*points, strict=True)
+        kind, style = ("evaluation", "o--") if match["eval"] else ("training", "-")
+        shown = values if match["eval"] else _smooth(values)
+        axes.plot(steps, shown, style, linewidth=1, label=f"{match['env']}, in {kind}")
 
 
 def _smooth(values: Sequence[float]) -> list[float]:

@@ -2,15 +2,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 
 from agent_trainers.monitoring.env_statistics import (
     EvaluatedEnvironments,
-    SuccessCurve,
     env_metrics,
-    success_curves,
 )
 from agent_trainers.monitoring.episode_statistics import EpisodeSummary
-from agent_trainers.monitoring.report import plot_learning_curve, trajectory_page
+from agent_trainers.monitoring.report import plot_learning_curve
 from agent_trainers.trajectory import StopReason
 
 
@@ -49,10 +48,6 @@ def test_an_evaluation_is_one_mean_over_all_of_its_batches():
     assert "env/v/of_in_domain" not in unsolved
 
 
-FIGURES = {
-    "a": {"is_trained": True, "success_before": 0.1, "success_after": 0.9},
-    "v": {"is_trained": False, "success_before": 0.0, "success_after": 0.6},
-}
 HISTORY = [
     {"step": 1, "reward": 0.2, "success": 0.2, "env/a/success": 0.2},
     {"step": 1, "eval_success": 0.4, "eval_env/a/success": 0.4, "eval_env/v/success": 0.3},
@@ -60,19 +55,16 @@ HISTORY = [
 ]
 
 
-def test_curves_are_of_training_and_of_evaluation_and_are_plotted_and_on_the_page(tmp_path):
-    curves = success_curves(HISTORY, FIGURES)
-    assert curves == [
-        SuccessCurve("a", False, True, [(1, 0.2), (2, 0.5)]),
-        SuccessCurve("a", True, True, [(0, 0.1), (1, 0.4), (2, 0.9)]),
-        SuccessCurve("v", True, False, [(0, 0.0), (1, 0.3), (2, 0.6)]),
-    ]
-    assert success_curves(HISTORY, {}) == []
-    plain, drawn = tmp_path / "plain.png", tmp_path / "drawn.png"
-    plot_learning_curve(plain, HISTORY, before=0.1, after=0.9)
-    plot_learning_curve(drawn, HISTORY, before=0.1, after=0.9, curves=curves)
-    assert drawn.read_bytes() != plain.read_bytes()
-    page = trajectory_page([], tokenizer=None, title="A run", curves=curves)
-    row = page[page.index("evaluation only") :]
-    assert [f"{value} %" in row for value in ("0.0", "30.0", "60.0")] == [True] * 3
-    assert "Success in evaluation" not in trajectory_page([], tokenizer=None, title="A run")
+def test_each_environment_is_a_curve(monkeypatch, tmp_path):
+    drawn = []
+
+    def plot(axes, *values, **style):
+        drawn.append((style.get("label"), *values[:2]))
+        return draw(axes, *values, **style)
+
+    draw = Axes.plot
+    monkeypatch.setattr(Axes, "plot", plot)
+    plot_learning_curve(tmp_path / "drawn.png", HISTORY, before=0.1, after=0.9)
+    assert ("a, in training", (1, 2), [0.2, 0.35]) in drawn
+    assert ("a, in evaluation", (1,), (0.4,)) in drawn
+    assert ("v, in evaluation", (1,), (0.3,)) in drawn

@@ -62,19 +62,17 @@ def open_view(terminal, step=0, **changes):
 def test_the_view_shows_curves_terms_time_and_failures():
     view = LiveView("a run")
     assert "step 0/0" in draw(view)  # before anything is known
-    shares = {"curriculum/share/hops=1": 0.2, "curriculum/share/hops=2": 0.8,
-              "curriculum/share/hops=3": 0.0}  # fmt: skip
     view.add({"eval_reward": 1.0, "eval_success": 1.0, "train_runtime": 3.0})
     assert "0.5 s a step" not in draw(view)  # not of a training batch
     view.add({**LOGS, "success": 0.0})
-    view.add({**LOGS, **shares, "curriculum/level": 2.0, "groups/extra": 3.0})
+    view.add({**LOGS, "curriculum/level": 2.0, "groups/extra": 3.0})
     shown = draw(view)
     for part in ("a run", "success", "25.0%", "▁█", "exact_match", "+0.400", "entropy 0.300",
                  "3.25 s a step", "generate 1.50", "environment 0.50", "train 1.00",
-                 "bad_json 3.0%", "tool failures 2.0%", "drawn  hops=2 80%   hops=1 20%",
+                 "bad_json 3.0%", "tool failures 2.0%",
                  "level 2", "extra groups 3"):  # fmt: skip
         assert part in shown
-    for absent in ("timeout", "invalid", "hops=3"):  # there were none
+    for absent in ("timeout", "invalid"):  # there were none
         assert absent not in shown
     assert all(len(line) <= 40 for line in draw(view, width=40).splitlines())
 

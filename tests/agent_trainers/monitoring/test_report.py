@@ -2,12 +2,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
 from agent_trainers.batching.rows import make_rows
 from agent_trainers.monitoring.report import (
     MAX_TOKENS_SHOWN,
-    _axes,
     plot_learning_curve,
     write_trajectory_page,
 )
@@ -129,16 +127,3 @@ def test_the_learning_curve_is_a_picture(tmp_path, history):
     path = tmp_path / "curve.png"
     plot_learning_curve(path, history, before=0.05, after=0.97)
     assert path.read_bytes().startswith(b"\x89PNG")
-
-
-def test_the_curve_shows_what_a_curriculum_drew():
-    figure = Figure()
-    entries = [{"step": i, "reward": 0.0, "curriculum/share/new": 1.0 - 0.5 * i,
-                "curriculum/share/easy": 0.5 * i} for i in (0, 1, 2)]  # fmt: skip
-    axes = _axes(figure, entries)
-    assert figure.axes[0] is axes
-    assert figure.axes[1].get_legend_handles_labels()[1] == ["new", "easy"]
-    (new, _) = figure.axes[1].collections
-    heights = {tuple(point) for point in new.get_paths()[0].vertices.tolist()}
-    assert {(0.0, 1.0), (1.0, 0.5), (2.0, 0.0)} <= heights
-    assert len(_axes(Figure(), [{"step": 1, "reward": 0.0}]).figure.axes) == 1
