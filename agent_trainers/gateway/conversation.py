@@ -103,54 +103,49 @@ class Turn:
         return str(self.transition.info["finish_reason"])
 
 
-class Conversations:
-    """The turns of one session, by the states in which they were sampled."""
+TurnsByState = dict[int, list[Turn]]
+"""The turns of a session, by the number of messages before them."""
 
-    def __init__(self) -> None:
-        self._turns: dict[int, list[Turn]] = {}  # by the number of messages before them
 
-    def add(self, turn: Turn) -> None:
-        self._turns.setdefault(len(turn.transition.messages), []).append(turn)
+def read_conversation(
+    conversation: Sequence[ApiMessage], turns: TurnsByState, tools: Schemas
+) -> tuple[list[Message], Turn | None]:
+    """Return the state of a conversation, and the newest turn with whose tokens it begins.
 
-    def read(
-        self, conversation: Sequence[ApiMessage], tools: Schemas
-    ) -> tuple[list[Message], Turn | None]:
-        """Return the state of a conversation, and the newest turn with whose tokens it begins.
+    `tools` are those that the chat template shows.
+    """
+    messages: list[Message] = []
+    names: dict[str, str] = {}  # of functions, by call id
+    previous: Turn | None = None
+    for message in conversation:
+        if message.role == "tool":
+            if message.call_id not in names:
+                text = f"There is no tool call {message.call_id!r} before its result."
+                raise ApiError(400, text)
+            messages.append(HERMES.result_message(names[message.call_id], message.content))
+            continue
+        if message.role != "assistant":
+            messages.append({"role": message.role, "content": message.content})
+            continue
+        names |= {call.id: call.name for call in message.calls}
+        turn = _find(turns, messages, message)
+        if turn:
+            messages = [*turn.transition.messages]  # equal, and shared in memory
+            text = turn.text
+        else:
+            calls = [FunctionCall(name=c.name, arguments=c.arguments) for c in message.calls]
+            text = action_text(message.content, calls, HERMES)
+        messages.append({"role": "assistant", "content": text})
+        is_last = message is conversation[-1]
+        if turn and turn.is_whole and turn.tools == tools and not is_last:
+            previous = turn
+    return messages, previous
 
-        `tools` are those that the chat template shows.
-        """
-        messages: list[Message] = []
-        names: dict[str, str] = {}  # of functions, by call id
-        previous: Turn | None = None
-        for message in conversation:
-            if message.role == "tool":
-                if message.call_id not in names:
-                    text = f"There is no tool call {message.call_id!r} before its result."
-                    raise ApiError(400, text)
-                messages.append(HERMES.result_message(names[message.call_id], message.content))
-                continue
-            if message.role != "assistant":
-                messages.append({"role": message.role, "content": message.content})
-                continue
-            names |= {call.id: call.name for call in message.calls}
-            turn = self._find(messages, message)
-            if turn:
-                messages = [*turn.transition.messages]  # equal, and shared in memory
-                text = turn.text
-            else:
-                calls = [FunctionCall(name=c.name, arguments=c.arguments) for c in message.calls]
-                text = action_text(message.content, calls, HERMES)
-            messages.append({"role": "assistant", "content": text})
-            is_last = message is conversation[-1]
-            if turn and turn.is_whole and turn.tools == tools and not is_last:
-                previous = turn
-        return messages, previous
 
-    def _find(self, messages: list[Message], message: ApiMessage) -> Turn | None:
-        """Return the turn in the state `messages` that an assistant's message means."""
-        same_length = reversed(self._turns.get(len(messages), ()))
-        equal = (turn for turn in same_length if turn.transition.messages == messages)
-        return next((turn for turn in equal if turn.message.means(message)), None)
+def _find(turns: TurnsByState, messages: list[Message], message: ApiMessage) -> Turn | None:
+    """Return the turn in the state `messages` that an assistant's message means."""
+    equal = (t for t in reversed(turns.get(len(messages), ())) if t.transition.messages == messages)
+    return next((turn for turn in equal if turn.message.means(message)), None)
 
 
 def _canonical(arguments: str) -> str:

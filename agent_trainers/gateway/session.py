@@ -14,7 +14,14 @@ import numpy as np
 from agent_envs.core.tool import Tool
 from agent_envs.errors import AgentEnvsError, ConfigurationError
 from agent_trainers.gateway.api_error import ApiError
-from agent_trainers.gateway.conversation import HERMES, ApiCall, ApiMessage, Conversations, Turn
+from agent_trainers.gateway.conversation import (
+    HERMES,
+    ApiCall,
+    ApiMessage,
+    Turn,
+    TurnsByState,
+    read_conversation,
+)
 from agent_trainers.gateway.generation_loop import TurnEnd
 from agent_trainers.gateway.requests import Request, read_tools
 from agent_trainers.policies.control_tokens import clean
@@ -96,7 +103,7 @@ class Session:
         self._rng = np.random.default_rng(seed)
         self._gateway = gateway
         self._lock = threading.Lock()
-        self._conversations = Conversations()
+        self._turns_by_state: TurnsByState = {}
         self._turns: list[Turn] = []  # in the order in which they ended
         self._usage, self._generate_seconds = Usage(), 0.0
         self._tokens_left = limits.max_tokens  # besides one for each running turn
@@ -176,7 +183,7 @@ class Session:
         tools, shown, conversation = read_tools(request, are_shown=gateway.shows_tools)
         with self._lock:
             self._check_limits()
-            messages, previous = self._conversations.read(conversation, shown)
+            messages, previous = read_conversation(conversation, self._turns_by_state, shown)
             rng = self._rng
             if request.seed is not None:
                 rng = np.random.default_rng([*self._entropy, request.seed % 2**64])
@@ -214,7 +221,7 @@ class Session:
                 )
             self._usage += generation.spent
             turn = self._make_turn(call, generation)
-            self._conversations.add(turn)
+            self._turns_by_state.setdefault(len(call.sampling.messages), []).append(turn)
             self._turns.append(turn)
             self._busy_keys.discard(call.key)
             self._free_keys[call.key] = turn

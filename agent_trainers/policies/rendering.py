@@ -105,7 +105,12 @@ class ChatRenderer:
 
     def end_of_state(self, prompt_ids: Sequence[int]) -> int | None:
         """Return the index at which the user's message before the model's turn ends, if any."""
-        end = self._end_of_message
+        end, _ = self._after(self._apply_template(_DUMMY[:1], None), _MARK)
+        if end is None:
+            raise ConfigurationError(
+                f"The chat template of {self.tokenizer.name_or_path!r} ends a user's message with "
+                "plain text, so the place of a skill is unknown. Leave SkillDistillation out."
+            )
         return max((i for i, id in enumerate(prompt_ids) if id == end), default=None)
 
     def _last_turn(self, messages: Sequence[Message], tools: Schemas) -> str:
@@ -235,17 +240,6 @@ class ChatRenderer:
         text = self._apply_template(_DUMMY, None, add_generation_prompt=False)
         id, _ = self._after(text, f"{_MARK}{_MARK}")
         return int(self.tokenizer.eos_token_id if id is None else id)
-
-    @functools.cached_property
-    def _end_of_message(self) -> int:
-        """The token with which the template ends a user's message before the model's turn."""
-        id, _ = self._after(self._apply_template(_DUMMY[:1], None), _MARK)
-        if id is None:
-            raise ConfigurationError(
-                f"The chat template of {self.tokenizer.name_or_path!r} ends a user's message with "
-                "plain text, so the place of a skill is unknown. Leave SkillDistillation out."
-            )
-        return id
 
     @functools.cached_property
     def _own_markup(self) -> OwnMarkup:
