@@ -6,7 +6,7 @@ A program is a function, ``run(session, task)``, plain or ``async``. It calls th
 
 import inspect
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, ClassVar, Final
 
@@ -42,8 +42,6 @@ class Outcome:
     """The reward of the whole episode, shared by all roles; or one reward per role, by name."""
     metrics: Mapping[str, Number] = field(default_factory=dict)
     """Metrics; ``success`` defaults to whether the reward is above 0."""
-    actions: Sequence[str] = ()
-    """Actions taken in one of our environments, from which the episode can be replayed."""
     truncated: bool = False
     """Whether a turn limit cut the episode off: a critic then estimates the value of its end."""
 

@@ -80,7 +80,7 @@ def test_the_same_function_runs_in_a_thread_and_in_a_process(kind, tmp_path, mon
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     returned = run(kind, f"{name}:run").result()
     if kind == "process":
-        outcome = {"reward": 5, "metrics": {"key": 2}, "actions": [], "truncated": False}
+        outcome = {"reward": 5, "metrics": {"key": 2}, "truncated": False}
         assert returned == outcome
     else:
         assert (returned.reward, returned.metrics) == (5, {"key": 2})
