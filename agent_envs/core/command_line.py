@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import gymnasium as gym
+import pydantic
 
 from agent_envs.errors import AgentEnvsError, ConfigurationError
 
@@ -20,6 +21,13 @@ def json_object(value: str | None, option: str) -> dict[str, Any]:
     if not isinstance(parsed, dict):
         raise ConfigurationError(f'{option} must be a JSON object such as {{"hops": 2}}: {value}')
     return parsed
+
+
+def refusal(option: str, error: pydantic.ValidationError) -> ConfigurationError:
+    """Return the error of an option's value: the option, the field, and what is wrong with it."""
+    first = error.errors()[0]
+    place = ": ".join(filter(None, (option, ".".join(map(str, first["loc"])))))
+    return ConfigurationError(f"{place}: {first['msg']}, not {first['input']!r:.100}.")
 
 
 @contextlib.contextmanager

@@ -1,13 +1,12 @@
 """Schedules of reward terms: linear, cosine, or adaptive to a logged metric."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from agent_envs.errors import ConfigurationError
+from agent_envs.core.command_line import json_object, refusal
 
 
 class _Schedule(BaseModel):
@@ -45,15 +44,12 @@ def parse_schedules(value: str | Mapping[str, Any] | None) -> dict[str, Schedule
     Raises:
         ConfigurationError: If it is malformed; names the term and the field.
     """
+    if isinstance(value, str):
+        value = json_object(value, "reward_schedules")
     try:
-        parsed = json.loads(value) if isinstance(value, str) else value
-        return _SCHEDULES.validate_python(parsed or {})
+        return _SCHEDULES.validate_python(value or {})
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise ConfigurationError(f"reward_schedules: {place}: {first['msg']}.") from None
-    except ValueError as error:
-        raise ConfigurationError(f"reward_schedules is not valid JSON ({error}).") from None
+        raise refusal("reward_schedules", error) from None
 
 
 def reward_factors(

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, Validat
 from pydantic.dataclasses import dataclass
 
 import agent_envs  # noqa: F401 - registers the environments
+from agent_envs.core.command_line import json_object, refusal
 from agent_envs.core.lookup import lookup
 from agent_envs.errors import ConfigurationError
 
@@ -91,10 +92,7 @@ def read_members(values: Any, option: str, *, is_weighted: bool = True) -> list[
 
 def _read(value: Any, place: str) -> EnvMember:
     if isinstance(value, str) and value.lstrip().startswith("{"):
-        try:
-            value = json.loads(value)
-        except json.JSONDecodeError as error:
-            raise ConfigurationError(f"{place} is not valid JSON ({error}): {value}") from None
+        value = json_object(value, place)
     if isinstance(value, EnvMember):
         return value
     if not isinstance(value, Mapping):
@@ -104,10 +102,7 @@ def _read(value: Any, place: str) -> EnvMember:
     try:  # a key without a value is None in YAML
         return EnvMember(**{key: item for key, item in value.items() if item is not None})
     except ValidationError as error:
-        first = error.errors()[0]
-        field = first["loc"][0]
-        found = f", not {value[field]!r}" if field in value else ""
-        raise ConfigurationError(f"{place}: {field}: {first['msg']}{found}.") from None
+        raise refusal(place, error) from None
 
 
 def name_members(

@@ -8,7 +8,6 @@ run those that the unbroken run would have drawn.
 """
 
 import copy
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, NamedTuple
@@ -17,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from agent_envs.core.command_line import json_object, refusal
 from agent_envs.core.tool_env import ENDLESS
 from agent_envs.errors import ConfigurationError
 
@@ -155,16 +155,13 @@ def parse_curriculum(value: str | Mapping[str, Any] | None) -> Curriculum | None
     """
     if value is None:
         return None
+    if isinstance(value, str):
+        is_json = value.lstrip().startswith("{")
+        value = json_object(value, "curriculum") if is_json else {"kind": value}
     try:
-        if isinstance(value, str):
-            value = json.loads(value) if value.lstrip().startswith("{") else {"kind": value}
         parsed = Curriculum.model_validate(value)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ": ".join(filter(None, ("curriculum", ".".join(map(str, first["loc"])))))
-        raise ConfigurationError(f"{place}: {first['msg']}.") from None
-    except ValueError as error:
-        raise ConfigurationError(f"curriculum is not valid JSON ({error}).") from None
+        raise refusal("curriculum", error) from None
     lengths = {len(values) for values in parsed.arguments.values()}
     if len(lengths) > 1 or lengths & {0, 1}:
         raise ConfigurationError(
