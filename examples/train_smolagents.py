@@ -1,14 +1,8 @@
 """Train a smolagents agent as its documentation writes it, with a tiny policy that knows its words.
 
 smolagents tells the model what was called and found in a wording of its own, and answers are calls
-of `final_answer`; the embedded policy knows neither. So a policy is made first, from what an oracle
-says to the same program::
-
-    program="--program examples.train_smolagents:run --tasks tasks.jsonl"
-    python -m agent_trainers.tiny_policy $program --oracle examples.train_smolagents:oracle
-    agent-r1-train $program --model runs/tiny_policy
-
-Or as it stands, ``python -m examples.train_smolagents``: it does both. Needs ``pip install
+of `final_answer`; the embedded policy knows neither. So ``python -m examples.train_smolagents``
+first makes a policy from what an oracle says to the same program. Needs ``pip install
 'smolagents[openai]'``.
 """
 
@@ -21,8 +15,9 @@ from smolagents import LogLevel, OpenAIModel, Tool, ToolCallingAgent
 
 from agent_envs.formats.tool_formats import TOOL_FORMATS
 from agent_trainers.programs import EnvironmentTools, Outcome, ProgramSession, ProgramTasks
-from agent_trainers.tiny_policy.make import ProgramSource, make_tiny_policy
+from agent_trainers.tiny_policy.make import make_tiny_policy
 from examples.train_openai_loop import ENVIRONMENT, MAX_TURNS, solution, train
+from examples.workflows import ProgramSource
 
 HERMES = TOOL_FORMATS["hermes"]
 HTTP = httpx.Client(limits=httpx.Limits(max_connections=None))  # made once: it takes its time

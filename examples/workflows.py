@@ -6,18 +6,25 @@ As it stands, ``python -m examples.workflows`` makes a tiny policy for `plan_and
 planner and executor; what it prints compares them with their untrained selves.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import openai
 
+from agent_envs.errors import ConfigurationError
+from agent_trainers.policies import GenerationRequest, Policy, ScriptedPolicy
+from agent_trainers.policies.policy import Schemas
 from agent_trainers.programs import EnvironmentTools, Outcome, ProgramSession, ProgramTasks
-from agent_trainers.tiny_policy.make import ProgramSource, make_tiny_policy
+from agent_trainers.rollout.evaluation import evaluate
+from agent_trainers.tiny_policy.make import make_tiny_policy
+from agent_trainers.trajectory import Trajectory
 from examples.train_openai_loop import ENVIRONMENT, solution, train
 
 CLIENT = openai.OpenAI(base_url="http://127.0.0.1", api_key="none")  # made once
 MAX_STEPS = 3
+Oracle = Callable[[dict[str, Any], Sequence[Any]], str]
+"""Returns the correct model turn for a task and the messages so far."""
 GAP = "$"
 """Stands in a plan for what the step before it finds."""
 
@@ -114,6 +121,37 @@ def simulated_user(session: ProgramSession, task: dict[str, Any]) -> Outcome:
     query = ask(agent, f"search : {heard}")
     found = world.call("search", query=query)
     return world.outcome(ask(agent, f"answer : {heard}\n{found}"))
+
+
+class ProgramSource:
+    """A program in which an oracle answers instead of the model."""
+
+    def __init__(self, tasks: ProgramTasks, oracle: Oracle) -> None:
+        """Use the answers of `oracle` in the program of `tasks`."""
+        self._tasks, self._oracle = tasks, oracle
+        self.num_tasks: int | None = tasks.num_tasks
+        self.tools: Schemas = None
+
+    def demonstrate(self, tasks: Sequence[int]) -> list[Trajectory]:
+        """Return the successful episodes of the oracle."""
+
+        def act(request: GenerationRequest) -> str:
+            self.tools = request.tools
+            task = tasks[request.episode_id]  # sessions are opened in the order of the tasks
+            return self._oracle(dict(self._tasks.tasks[task]), request.messages)
+
+        episodes = evaluate(self._tasks.make_rollout(ScriptedPolicy(act)), tasks).trajectories
+        solved = [episode for episode in episodes if episode.success]
+        if not solved:
+            error = next((e.error for e in episodes if e.error), "no error was recorded")
+            raise ConfigurationError(
+                f"The oracle solves none of {len(tasks)} tasks. The first error:\n{error}"
+            )
+        return solved
+
+    def evaluate(self, policy: Policy, tasks: Sequence[int]) -> float:
+        """Return the success of `policy` in the program."""
+        return evaluate(self._tasks.make_rollout(policy), tasks).metrics.get("success", 0.0)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,17 @@
-"""Make a tiny policy for an environment or a program: ``python -m agent_trainers.tiny_policy``."""
+"""Make a tiny policy for an environment: ``python -m agent_trainers.tiny_policy``."""
 
 import argparse
 import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from agent_envs.core.command_line import json_object
-from agent_envs.core.lookup import lookup_or_import
 from agent_envs.errors import ConfigurationError
 from agent_trainers.checkpointing.checkpoints import check_writable
 from agent_trainers.cli.arguments import check_range, run_command
 from agent_trainers.cli.environments import (
-    add_working_directory,
     environment_maker,
     inspect_environment,
 )
@@ -32,31 +30,18 @@ def run(arguments: Sequence[str]) -> None:
     options = _parser().parse_args(arguments)
     check_range(options, "at least 1", lambda value: value >= 1, "num_tasks", "num_steps")
     check_range(options, "in [0, 1]", lambda value: 0 <= value <= 1, "success")
-    if options.program is not None and (options.tasks is None or options.oracle is None):
-        raise ConfigurationError("--program requires --tasks and --oracle.")
     output = options.output
     if output.is_dir() and any(output.iterdir()) and not (output / MODEL_RECIPE).is_file():
         raise ConfigurationError(
             f"--output {output}: exists and is not a tiny policy. Choose another folder."
         )
     check_writable(output, "--output")
-    source: Any
-    if options.env is not None:
-        make_env = environment_maker(options.env, json_object(options.env_kwargs, "--env_kwargs"))
-        inspect_environment(make_env, options.env)
-        from agent_trainers.tiny_policy import make
+    make_env = environment_maker(options.env, json_object(options.env_kwargs, "--env_kwargs"))
+    inspect_environment(make_env, options.env)
+    from agent_trainers.tiny_policy import make
 
-        source = make.EnvironmentSource(make_env)
-    else:
-        add_working_directory()
-        oracle: Any = lookup_or_import({}, options.oracle, kind="oracle")
-        from agent_trainers.programs import ProgramTasks
-        from agent_trainers.tiny_policy import make
-
-        tasks = ProgramTasks(options.program, options.tasks, reward=options.reward)
-        source = make.ProgramSource(tasks, oracle)
     reached = make.make_tiny_policy(
-        source, output, seed=options.seed, num_tasks=options.num_tasks,
+        make.EnvironmentSource(make_env), output, seed=options.seed, num_tasks=options.num_tasks,
         num_steps=options.num_steps, success=options.success,
     )  # fmt: skip
     sys.stdout.write(f"{output}: solves {reached:.0%} of held-out tasks.\n")
@@ -65,26 +50,21 @@ def run(arguments: Sequence[str]) -> None:
             "Reinforcement learning would have nothing to reward: increase --num_steps or "
             "--num_tasks, or make the first tasks easier.\n"
         )
-    names = ("env", "env_kwargs", "program", "tasks", "reward")
-    given = {name: value for name in names if (value := getattr(options, name)) is not None}
-    words = " ".join(f"--{name} {shlex.quote(value)}" for name, value in given.items())
-    sys.stdout.write(f"Train it with: agent-r1-train {words} --model {output}\n")
+    kwargs = f" --env_kwargs {shlex.quote(options.env_kwargs)}" if options.env_kwargs else ""
+    sys.stdout.write(
+        f"Train it with: agent-r1-train --env {options.env}{kwargs} --model {output}\n"
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=PROGRAM,
-        description="Make a tiny policy that knows the vocabulary of an environment or a program "
-        "and solves some of its tasks, as a start for reinforcement learning.",
+        description="Make a tiny policy that knows the vocabulary of an environment and solves "
+        "some of its tasks, as a start for reinforcement learning.",
     )
-    kind, add = parser.add_mutually_exclusive_group(required=True), parser.add_argument
-    kind.add_argument("--env", help="Gymnasium id, such as my_module:MyEnv-v0")
-    kind.add_argument("--program", help="a program instead, as agent-r1-train takes it")
+    add = parser.add_argument
+    add("--env", required=True, help="Gymnasium id, such as my_module:MyEnv-v0")
     add("--env_kwargs", help="the environment's keyword arguments as JSON")
-    add("--tasks", help="with --program: the file of its tasks")
-    add("--reward", help="with --program: the function that scores its answers")
-    add("--oracle", help="with --program: my_module:my_function(task, messages), which returns "
-        "the correct turn of the model")  # fmt: skip
     add("--output", type=Path, default=Path("runs/tiny_policy"),
         help="folder to write; default: runs/tiny_policy")  # fmt: skip
     add("--seed", type=int, default=0, help="seed of weights and demonstrations")

@@ -1,4 +1,4 @@
-"""Tiny policies for any environment with reference actions, or any program with an oracle.
+"""Tiny policies for any environment with reference actions.
 
 Supervised training on correct demonstrations teaches what they can, then training on careless ones
 reduces the success again, so that the policy fails by habit, which reinforcement learning corrects.
@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
@@ -30,15 +30,14 @@ from agent_envs.data.files import write_text
 from agent_envs.errors import ConfigurationError
 from agent_trainers.batching.rows import make_rows
 from agent_trainers.cli.environments import first_tasks, hold_out
-from agent_trainers.policies import GenerationRequest, Policy, ScriptedPolicy
+from agent_trainers.policies import Policy
 from agent_trainers.policies.local import transformers_policy
 from agent_trainers.policies.policy import Schemas
 from agent_trainers.policies.rendering import ChatRenderer
-from agent_trainers.programs import ProgramTasks
 from agent_trainers.recipes import MODEL_RECIPE, RECIPES
 from agent_trainers.rollout.demonstrations import play_reference, retell
 from agent_trainers.rollout.environments import TextEnv, template_tools
-from agent_trainers.rollout.evaluation import evaluate, evaluate_policy
+from agent_trainers.rollout.evaluation import evaluate_policy
 from agent_trainers.tiny_policy import TINY_POLICY
 from agent_trainers.trajectory import Trajectory, Transition
 
@@ -51,8 +50,6 @@ P_CORRECT_TURN: Final = 0.5
 """Probability of each turn of a careless demonstration to be correct."""
 NUM_HELD_OUT: Final = 48
 TOKENS_PER_STEP: Final = 6000
-Oracle = Callable[[dict[str, Any], Sequence[Any]], str]
-"""Returns the correct model turn for a task and the messages so far."""
 
 
 class EnvironmentSource:
@@ -63,7 +60,7 @@ class EnvironmentSource:
         self._make_env = make_env
         env = make_env()
         self.num_tasks: int | None = getattr(env.unwrapped, "num_tasks", None)
-        self.tools = template_tools(env.reset(seed=0)[1])
+        self.tools: Schemas = template_tools(env.reset(seed=0)[1])
         env.close()
 
     def demonstrate(self, tasks: Sequence[int]) -> list[Trajectory]:
@@ -77,38 +74,19 @@ class EnvironmentSource:
         return evaluate_policy(self._make_env, policy, tasks).metrics.get("success", 0.0)
 
 
-class ProgramSource:
-    """A program in which an oracle answers instead of the model."""
+class Source(Protocol):
+    """Demonstrations, and evaluation."""
 
-    def __init__(self, tasks: ProgramTasks, oracle: Oracle) -> None:
-        """Use the answers of `oracle` in the program of `tasks`."""
-        self._tasks, self._oracle = tasks, oracle
-        self.num_tasks: int | None = tasks.num_tasks
-        self.tools: Schemas = None
+    num_tasks: int | None
+    """Number of tasks; None if endless."""
+    tools: Schemas
+    """Schemas of the tools that the model sees."""
 
     def demonstrate(self, tasks: Sequence[int]) -> list[Trajectory]:
-        """Return the successful episodes of the oracle."""
-
-        def act(request: GenerationRequest) -> str:
-            self.tools = request.tools
-            task = tasks[request.episode_id]  # sessions are opened in the order of the tasks
-            return self._oracle(dict(self._tasks.tasks[task]), request.messages)
-
-        episodes = evaluate(self._tasks.make_rollout(ScriptedPolicy(act)), tasks).trajectories
-        solved = [episode for episode in episodes if episode.success]
-        if not solved:
-            error = next((e.error for e in episodes if e.error), "no error was recorded")
-            raise ConfigurationError(
-                f"The oracle solves none of {len(tasks)} tasks. The first error:\n{error}"
-            )
-        return solved
+        """Return successful episodes of tasks."""
 
     def evaluate(self, policy: Policy, tasks: Sequence[int]) -> float:
-        """Return the success of `policy` in the program."""
-        return evaluate(self._tasks.make_rollout(policy), tasks).metrics.get("success", 0.0)
-
-
-Source = EnvironmentSource | ProgramSource
+        """Return the success of `policy` on tasks."""
 
 
 def make_tiny_policy(

@@ -57,7 +57,7 @@ def test_a_policy_for_a_program_knows_the_answers_of_its_oracle(tmp_path):
     tasks = ProgramTasks(
         workflows.plan_and_execute, [{"task": i, "split": "train"} for i in range(10)]
     )
-    source = make.ProgramSource(tasks, workflows.oracle)
+    source = workflows.ProgramSource(tasks, workflows.oracle)
     make.make_tiny_policy(source, tmp_path / "tiny", num_steps=1)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "tiny")
     text = "plan : what is the award of the director of empty mirror ?"
