@@ -273,8 +273,8 @@ class ToolSource(Protocol):
     def open(self) -> Any:
         """Open the session of one environment.
 
-        It has ``tools``, the tools offered now (another object if they have changed);
-        ``begin_episode()``, which discards what the last episode changed; and ``close()``.
+        It has ``tools``, the tools of this episode; ``begin_episode()``, which discards what the
+        last episode changed; and ``close()``.
         """
 
 

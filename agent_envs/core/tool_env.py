@@ -69,7 +69,7 @@ class ToolEnv(TaskFamily):
         {
             "optional_tools", "_tools", "_tool_schemas", "_format", "_context", "_terms",
             "_system_prompt", "_count_tokens", "_limit_is_known", "_has_user", "_parallel_calls",
-            "_more_tools", "_given_prompt", "_sessions", "_session_tools", "_offered",
+            "_more_tools", "_given_prompt", "_sessions", "_offered",
         }
     )  # fmt: skip
 
@@ -157,7 +157,6 @@ class ToolEnv(TaskFamily):
         self._task = self.get_task(self.task_index)
         self._is_over = False
         self._begin_sessions()
-        self._follow_sessions()
         self.noted: defaultdict[str, float] = defaultdict(float)
         """Values of this step for the terms that `noted_terms` makes."""
         self.num_turns = self.num_tool_calls = self.num_invalid_actions = 0
@@ -185,7 +184,6 @@ class ToolEnv(TaskFamily):
         self.begin_step()
         parsed = self._understand(action)
         calls = self._carry_out(parsed.each_call)
-        self._follow_sessions()
         reply = self._reply(parsed, calls)
         self._is_over = reply is None or self.is_finished()
         is_last = self._is_over or (self.max_turns or math.inf) <= self.num_turns
@@ -281,7 +279,6 @@ class ToolEnv(TaskFamily):
         self._offered = tuple(tools)
         own = {tool.name: tool for tool in (*tools, *self._more_tools)}
         self._tools = offered_tools(own, self._sessions)
-        self._session_tools = [session.tools for session in self._sessions]
         self._tool_schemas = [tool.schema for tool in self._tools.values()]
         given = self._given_prompt
         self._system_prompt = self._full_prompt() if given is None else given
@@ -309,10 +306,7 @@ class ToolEnv(TaskFamily):
     def _begin_sessions(self) -> None:
         for session in self._sessions:
             session.begin_episode()
-
-    def _follow_sessions(self) -> None:
-        before = zip(self._sessions, self._session_tools, strict=True)
-        if any(session.tools is not tools for session, tools in before):
+        if self._sessions:  # a server may have changed its tools
             self.offer_tools(self._offered)
 
     def _understand(self, action: str) -> ParsedAction:
