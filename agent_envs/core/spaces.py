@@ -12,7 +12,7 @@ _SAMPLE_CHARACTERS: Final = np.array([chr(code) for code in range(32, 127)])
 
 
 class UnicodeText(gym.Space[str]):
-    """Any Unicode string of at most `max_length` characters.
+    """Any Unicode string of at most `MAX_LENGTH` characters.
 
     ``gymnasium.spaces.Text`` with the whole of Unicode takes seconds to build and to test. Samples
     are 1 to 40 characters of printable ASCII.
@@ -20,10 +20,9 @@ class UnicodeText(gym.Space[str]):
 
     is_np_flattenable = False
 
-    def __init__(self, max_length: int = MAX_LENGTH, seed: int | None = None) -> None:
-        """Set the maximum length, and the seed of `sample`."""
+    def __init__(self, seed: int | None = None) -> None:
+        """Set the seed of `sample`."""
         super().__init__(dtype=str, seed=seed)
-        self.max_length = max_length
 
     def sample(self, mask: Any | None = None, probability: Any | None = None) -> str:
         """Draw a text; masks are not supported."""
@@ -33,16 +32,12 @@ class UnicodeText(gym.Space[str]):
         return "".join(self.np_random.choice(_SAMPLE_CHARACTERS, size=length))
 
     def contains(self, x: Any) -> bool:
-        """Return whether `x` is a string of at most `max_length` characters."""
-        return isinstance(x, str) and len(x) <= self.max_length
-
-    def __repr__(self) -> str:
-        """Show the length cap."""
-        return f"UnicodeText(max_length={self.max_length})"
+        """Return whether `x` is a string of at most `MAX_LENGTH` characters."""
+        return isinstance(x, str) and len(x) <= MAX_LENGTH
 
     def __eq__(self, other: object) -> bool:
-        """Compare by length cap."""
-        return isinstance(other, UnicodeText) and self.max_length == other.max_length
+        """Compare by class."""
+        return isinstance(other, UnicodeText)
 
     __hash__ = gym.Space.__hash__
 
