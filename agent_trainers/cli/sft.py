@@ -72,7 +72,8 @@ class WarmStartArguments(ModelArguments):
     )
     conversations: str | None = HfArg(
         default=None,
-        help="Conversations: rows with OpenAI's 'messages', or TRL's 'prompt' and 'completion'.",
+        help="Conversations: rows with OpenAI's 'messages', TRL's 'prompt' and "
+        "'completion', or 'attempts' of trial and error.",
     )
     keep_failures: bool = HfArg(default=False, help="Train on failed episodes, too.")
     resume: bool = HfArg(default=False, help="Resume from the last checkpoint in output_dir.")

@@ -11,6 +11,9 @@ A row of a conversation file (JSONL, JSON or Parquet) is one of:
 ``{"prompt": [...], "completion": [...]}``
     TRL's columns: only assistant messages of ``completion`` are actions.
 
+``{"attempts": [{"messages": [...], "success": false}, ...]}``
+    Several attempts at one task: each is a separate conversation.
+
 Optional fields: ``tools`` (function schemas), ``success`` (a boolean) or ``reward`` (a number,
 where above 0 is a success), and ``task_id``.
 """
@@ -23,6 +26,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from pydantic import BaseModel, StrictBool, ValidationError
 
+from agent_envs.core.command_line import refusal
 from agent_envs.core.messages import Message
 from agent_envs.data.records import read_records
 from agent_envs.errors import ConfigurationError, DataError
@@ -52,6 +56,7 @@ class _Row(BaseModel):
     success: StrictBool | None = None
     reward: float = 1.0
     task_id: str | int | None = None
+    attempts: "list[_Row]" = []
 
 
 def play_reference(
@@ -151,24 +156,26 @@ def read_conversations(
     Raises:
         DataError: If a row has none of the forms above; names file, row and field.
     """
-    for number, row in enumerate(read_records(path), start=1):
-        try:
-            trajectory = _trajectory(_Row.model_validate(row), number, renderer)
+    for number, record in enumerate(read_records(path), start=1):
+        place = f"{path}, row {number}"
+        try:  # a missing value is None in Parquet
+            row = _Row.model_validate({k: v for k, v in record.items() if v is not None})
+            task_id = str(number if row.task_id is None else row.task_id)
+            told = [
+                _trajectory(each, task_id, row.tools, renderer) for each in row.attempts or [row]
+            ]
         except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(map(str, first["loc"]))
-            raise DataError(f"{path}, row {number}: {place}: {first['msg']}") from None
+            raise DataError(str(refusal(place, error))) from None
         except (DataError, ConfigurationError) as error:
-            raise DataError(f"{path}, row {number}: {error}") from None
-        if trajectory.transitions and (keep_failures or trajectory.success):
-            yield trajectory
+            raise DataError(f"{place}: {error}") from None
+        yield from (t for t in told if t.transitions and (keep_failures or t.success))
 
 
-def _trajectory(row: _Row, number: int, renderer: ChatRenderer) -> Trajectory:
+def _trajectory(row: _Row, task_id: str, tools: Schemas, renderer: ChatRenderer) -> Trajectory:
     messages = _messages(row.prompt, "user")
     new = _messages(row.messages or row.completion, "assistant")
     if not new:
-        raise DataError("a row needs 'messages', or 'prompt' and 'completion'.")
+        raise DataError("a row needs 'messages', 'prompt' and 'completion', or 'attempts'.")
     steps = []
     for message in new:
         if message["role"] == "assistant":
@@ -176,10 +183,9 @@ def _trajectory(row: _Row, number: int, renderer: ChatRenderer) -> Trajectory:
                 raise DataError("it begins with an assistant turn, which has no state before it.")
             steps.append(_step(messages, message["content"], info={_MESSAGE: message}))
         messages = [*messages, message]
-    task_id = number if row.task_id is None else row.task_id
     is_success = row.reward > 0 if row.success is None else row.success
-    episode = _episode(str(task_id), steps, {"success": float(is_success)})
-    return retell(episode, renderer, row.tools)
+    episode = _episode(task_id, steps, {"success": float(is_success)})
+    return retell(episode, renderer, row.tools or tools)
 
 
 def _messages(given: str | list[_Turn], role: Literal["user", "assistant"]) -> list[Any]:

@@ -87,15 +87,15 @@ def test_failures_are_dropped_or_kept(tmp_path, renderer):
 
     path = write(
         tmp_path / "tried.jsonl",
-        attempt("Bo.", success=False),
-        attempt("Ada.", success=True, task_id="t1"),
+        {"task_id": "t1", "reward": None,
+         "attempts": [attempt("Bo.", success=False), attempt("Ada.", success=True)]},
         attempt("no mark"),
         attempt("worthless", reward=0.0),
     )  # fmt: skip
     kept = list(read_conversations(path, renderer))
     assert [(t.task_id, t.transitions[0].action) for t in kept] == [
         ("t1", "Ada."),
-        ("3", "no mark"),
+        ("2", "no mark"),
     ]
     everything = list(read_conversations(path, renderer, keep_failures=True))
     assert [t.success for t in everything] == [False, True, True, False]
@@ -112,6 +112,7 @@ def test_failures_are_dropped_or_kept(tmp_path, renderer):
         ({"messages": [{"role": "assistant", "content": "x"}]}, "no state before it"),
         ({"messages": ASKED, "success": "yes"}, "success: "),
         ({"messages": ASKED, "tools": "search"}, "tools: "),
+        ({"attempts": {}}, "attempts: "),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, r"\.content\."),
     ],
 )
