@@ -213,11 +213,6 @@ def _view(history: History, messages: list[Message], reason: str, num_shortened:
     return View(messages, num_dropped, num_shortened, None if is_same else reason)
 
 
-def only_computes(policy: ContextPolicy) -> bool:
-    """Return whether a policy is known not to wait for other processes."""
-    return policy is full or isinstance(policy, Window | Budget)
-
-
 def estimate_tokens(messages: Sequence[Message]) -> int:
     """Estimate the tokens of `messages` without a tokenizer: four bytes a token, four more each."""
     num_bytes = sum(len(m["content"].encode("utf-8", "replace")) for m in messages)

@@ -34,8 +34,6 @@ def choose_task(options: Mapping[str, Any], env: Any) -> int:
     if unknown := sorted(set(options) - {"task"}):
         raise ConfigurationError(f"reset(): unknown options {unknown}; the only option is 'task'.")
     limit = ENDLESS if env.num_tasks is None else env.num_tasks
-    if limit < 1:
-        raise ConfigurationError(f"{type(env).__name__}.num_tasks is {limit}; return at least 1.")
     if (number := options.get("task")) is None:
         return int(env.np_random.integers(limit))
     if isinstance(number, bool) or not hasattr(number, "__index__"):

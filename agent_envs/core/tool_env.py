@@ -16,13 +16,15 @@ import gymnasium as gym
 
 from agent_envs.core.async_bridge import resolve
 from agent_envs.core.contexts import (
+    Budget,
     ContextChoice,
     Conversation,
     NewConversation,
     TokenCounter,
+    Window,
     estimate_tokens,
+    full,
     make_context,
-    only_computes,
 )
 from agent_envs.core.lookup import lookup, lookup_or_import
 from agent_envs.core.messages import Message
@@ -248,7 +250,7 @@ class ToolEnv(TaskFamily):
             and ("computes_only" in vars(kind) or kind.__module__.startswith("agent_envs."))
             and all(self.reward_functions.get(n) is f for n, (f, _) in self._terms.items())
             and all(tool.timeout is None for tool in self._tools.values())
-            and only_computes(self._context)
+            and (self._context is full or isinstance(self._context, Window | Budget))
         )
 
     @property
