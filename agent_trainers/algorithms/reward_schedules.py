@@ -1,4 +1,4 @@
-"""Schedules of reward terms: linear, cosine, or adaptive to a logged metric."""
+"""Schedules of reward terms: constant, linear, cosine, or adaptive to a logged metric."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,9 +16,9 @@ class _Schedule(BaseModel):
 
 
 class Ramp(_Schedule):
-    """From `start` to `end` in a straight line, or along half a cosine."""
+    """`start`, or from `start` to `end` in a straight line or along half a cosine."""
 
-    kind: Literal["linear", "cosine"]
+    kind: Literal["constant", "linear", "cosine"]
 
 
 class Adaptive(_Schedule):
@@ -71,6 +71,8 @@ def _factor(schedule: Schedule, progress: float, log: Sequence[Mapping[str, Any]
     if isinstance(schedule, Adaptive):
         values = [entry.get(schedule.metric, -math.inf) for entry in log]
         return end if any(value >= schedule.target for value in values) else start
+    if schedule.kind == "constant":
+        return start
     if schedule.kind == "cosine":
         return end + (start - end) * (1 + math.cos(math.pi * progress)) / 2
     return start + (end - start) * progress

@@ -10,7 +10,6 @@ A row of a conversation file (JSONL, JSON or Parquet) is one of:
     its state.
 ``{"prompt": [...], "completion": [...]}``
     TRL's columns: only assistant messages of ``completion`` are actions.
-
 ``{"attempts": [{"messages": [...], "success": false}, ...]}``
     Several attempts at one task: each is a separate conversation.
 

@@ -166,7 +166,7 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
     reward_schedules: str | None = HfArg(
         default=None,
         help='Factors of reward terms over the run, as JSON: \'{"new_gold_passage": '
-        '{"kind": "linear", "start": 1, "end": 0}}\'. Kinds: linear, cosine, adaptive '
+        '{"kind": "linear", "start": 1, "end": 0}}\'. Kinds: constant, linear, cosine, adaptive '
         "(start until 'metric' reaches 'target', then end).",
     )
     curriculum: str | None = HfArg(
