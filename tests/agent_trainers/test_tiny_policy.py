@@ -1,15 +1,14 @@
 import functools
 
 import gymnasium as gym
-import numpy as np
 from transformers import AutoTokenizer
 
 from agent_trainers.cli import train
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.programs import ProgramTasks
 from agent_trainers.tiny_policy import make
-from agent_trainers.trajectory import Transition
 from examples import workflows
+from tests.agent_trainers.made import transition
 
 ID = "AgentR1/SyntheticMultiHop-v0"
 
@@ -23,11 +22,8 @@ def test_states_extend_each_other_token_by_token(tokenizer):
         prompt_ids = renderer.prompt_ids(info["messages"], info["tools"], previous)
         assert prompt_ids == renderer.prompt_ids(info["messages"], info["tools"], None)
         completion_ids = tokenizer(action + "<|im_end|>")["input_ids"]
-        previous = Transition(
-            messages=info["messages"], prompt_ids=prompt_ids, completion_ids=completion_ids,
-            logprobs=np.zeros(len(completion_ids), np.float32), action=action, reward=0.0,
-            reward_terms={}, terminated=False, truncated=False, info={},
-        )  # fmt: skip
+        messages = info["messages"]
+        previous = transition(prompt_ids, completion_ids, messages=messages, action=action)
         info = env.step(action)[4]
 
 

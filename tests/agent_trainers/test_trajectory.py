@@ -11,6 +11,7 @@ from agent_trainers.trajectory import (
     load_trajectories,
     save_trajectories,
 )
+from tests.agent_trainers.made import trajectory, transition
 
 TEXTS = st.text(st.characters(), max_size=20)  # lone surrogates included
 NUMBERS = st.floats(allow_nan=False)
@@ -63,24 +64,13 @@ def test_what_was_written_is_read_back_bit_by_bit(tmp_path, suffix, trajectories
             assert a.logprobs.dtype == np.float32
 
 
-def trajectory():
-    transition = Transition(
-        messages=[], prompt_ids=[1], completion_ids=[2], logprobs=np.zeros(1, np.float32),
-        action="", reward=0.5, reward_terms={}, terminated=True, truncated=False, info={},
-    )  # fmt: skip
-    return Trajectory(
-        task_id="t", group_id="g", transitions=[transition], metrics={}, timings={},
-        stop_reason=StopReason.ANSWERED, error=None,
-    )  # fmt: skip
-
-
 def test_a_failed_write_leaves_the_old_file(tmp_path):
     path = tmp_path / "trajectories.jsonl"
-    save_trajectories(path, [trajectory()])
+    save_trajectories(path, [trajectory(transition())])
     before = path.read_bytes()
 
     def broken():
-        yield trajectory()
+        yield trajectory(transition())
         raise RuntimeError("killed")
 
     with pytest.raises(RuntimeError):

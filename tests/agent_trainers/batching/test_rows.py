@@ -5,25 +5,18 @@ import pytest
 
 from agent_trainers.batching.per_token import DENOMINATORS, loss_weights
 from agent_trainers.batching.rows import make_rows
-from agent_trainers.trajectory import StopReason, Trajectory, Transition
+from agent_trainers.trajectory import StopReason
+from tests.agent_trainers.made import trajectory, transition
 
 
 def step(prompt_ids, completion_ids):
-    return Transition(
-        messages=[], prompt_ids=prompt_ids, completion_ids=completion_ids,
-        logprobs=np.arange(len(completion_ids), dtype=np.float32), action="", reward=0.0,
-        reward_terms={}, terminated=False, truncated=False, info={},
-    )  # fmt: skip
+    logprobs = np.arange(len(completion_ids), dtype=np.float32)
+    return transition(prompt_ids, completion_ids, logprobs=logprobs)
 
 
-def episode(*transitions, stop_reason=StopReason.ANSWERED):
-    return Trajectory(
-        task_id="t", group_id="g", transitions=list(transitions), metrics={}, timings={},
-        stop_reason=stop_reason, error=None,
-    )  # fmt: skip
-
-
-EXTENDING = episode(step([1, 2], [3, 4]), step([1, 2, 3, 4, 5], [6]), step([1, 2, 3, 4, 5, 6], [7]))
+EXTENDING = trajectory(
+    step([1, 2], [3, 4]), step([1, 2, 3, 4, 5], [6]), step([1, 2, 3, 4, 5, 6], [7])
+)
 
 
 def test_steps_that_extend_each_other_become_one_row():
@@ -40,23 +33,23 @@ def test_steps_that_extend_each_other_become_one_row():
     "prompt_ids", [[1, 9, 3, 4, 5], [1, 2, 3], [1, 2, 3, 9, 5], [3, 4, 5], [1, 2]]
 )
 def test_a_state_that_does_not_extend_the_last_begins_a_new_row(prompt_ids):
-    rows = make_rows(episode(step([1, 2], [3, 4]), step(prompt_ids, [6])))
+    rows = make_rows(trajectory(step([1, 2], [3, 4]), step(prompt_ids, [6])))
     assert [row.prompt_ids for row in rows] == [[1, 2], prompt_ids]
 
 
 def test_a_turn_that_was_cut_off_can_be_left_untrained():
-    cut = episode(*EXTENDING.transitions, stop_reason=StopReason.TOKEN_LIMIT)
+    cut = trajectory(*EXTENDING.transitions, stop_reason=StopReason.TOKEN_LIMIT)
     (row,) = make_rows(cut, train_truncated=False)
     assert row.is_trained == [True, True, False, True, False]
     assert row.is_action == [True, True, False, True, True]
     first, *others = EXTENDING.transitions
     cut = replace(first, info={"finish_reason": "length"})  # a program went on after it
-    (row,) = make_rows(episode(cut, *others), train_truncated=False)
+    (row,) = make_rows(trajectory(cut, *others), train_truncated=False)
     assert row.is_trained == [False, False, False, True, True]
 
 
 def test_weights_share_out_what_counts_as_one():
-    long, short = EXTENDING, episode(step([1], [2, 3]))
+    long, short = EXTENDING, trajectory(step([1], [2, 3]))
     rows = [*make_rows(long, 0, merge=False), *make_rows(short, 1)]
 
     def weights(denominator):

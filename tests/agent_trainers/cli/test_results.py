@@ -9,7 +9,8 @@ from agent_trainers.batching.rows import make_rows
 from agent_trainers.cli.results import SampleCollector
 from agent_trainers.experimental.hack_watch.watch import HackWatch
 from agent_trainers.monitoring.trajectory_samples import BatchRecord
-from agent_trainers.trajectory import StopReason, Trajectory, Transition, load_trajectories
+from agent_trainers.trajectory import StopReason, load_trajectories
+from tests.agent_trainers.made import trajectory, transition
 
 
 class Words:
@@ -19,17 +20,11 @@ class Words:
         return f"<w{ids[0]}>"
 
 
-def trajectory(stop_reason=StopReason.ANSWERED, error=None, success=0.0):
-    step = Transition(
-        messages=[{"role": "user", "content": "Who?"}], prompt_ids=[1], completion_ids=[2],
-        logprobs=np.zeros(1, np.float32), action="call", reward=0.0, reward_terms={},
-        terminated=stop_reason is StopReason.ANSWERED, truncated=False,
-        info={"action": {"kind": "tool_call"}},
-    )  # fmt: skip
-    return Trajectory(
-        task_id="t", group_id="g", transitions=[step], metrics={"success": success}, timings={},
-        stop_reason=stop_reason, error=error,
-    )  # fmt: skip
+def episode(stop_reason=StopReason.ANSWERED, error=None, success=0.0):
+    is_over = stop_reason is StopReason.ANSWERED
+    step = transition(terminated=is_over, info={"action": {"kind": "tool_call"}})
+    metrics = {"success": success}
+    return trajectory(step, metrics=metrics, stop_reason=stop_reason, error=error)
 
 
 @pytest.fixture
@@ -58,8 +53,8 @@ def play(collected, *steps, last=30):
 
 
 def test_a_sample_that_failed_after_its_first_step_is_shown_without_advantages(collector, tmp_path):
-    failed = trajectory(StopReason.ENVIRONMENT_ERROR, "RuntimeError: the site is down")
-    collected = collector([failed, trajectory()])
+    failed = episode(StopReason.ENVIRONMENT_ERROR, "RuntimeError: the site is down")
+    collected = collector([failed, episode()])
     play(collected, 1)
     assert [sample.steps is None for sample in collected.samples] == [True, False]
     assert collected.samples[1].steps[0].advantages == [0.5]
@@ -73,7 +68,7 @@ def test_a_sample_that_failed_after_its_first_step_is_shown_without_advantages(c
 
 
 def test_samples_are_of_some_steps_and_the_page_has_the_first_and_the_newest(collector, tmp_path):
-    collected = collector([trajectory(success=s) for s in (0, 0, 0, 1, 1, 0)], every=10)
+    collected = collector([episode(success=s) for s in (0, 0, 0, 1, 1, 0)], every=10)
     play(collected, *range(1, 36), last=35)
     names = sorted(path.name for path in (tmp_path / "trajectories").iterdir())
     assert names == [f"step_{step:06}.jsonl.gz" for step in (1, 10, 20, 30, 35)]

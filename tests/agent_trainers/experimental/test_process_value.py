@@ -28,7 +28,7 @@ from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.trainers.config import StepPPOConfig
 from agent_trainers.trainers.ppo import CriticModel, StepPPOTrainer, save_critic
 from agent_trainers.trajectory import StopReason, load_trajectories
-from tests.agent_trainers.experimental.made import trajectory, transition
+from tests.agent_trainers.made import trajectory, transition
 
 ID = "AgentR1/SyntheticMultiHop-v0"
 SHORT = ["--num_tasks", "5", "--tasks_at_once", "3", "--epochs", "1"]
@@ -54,20 +54,22 @@ def folder(critic, tokenizer, tmp_path):
 
 
 def test_the_outcome_of_a_step_is_success_or_the_discounted_return_from_there_on():
-    played = trajectory("t", *(transition([1], [2], r) for r in (1.0, 2.0, 4.0)), success=1.0)
+    steps = (transition(reward=r) for r in (1.0, 2.0, 4.0))
+    played = trajectory(*steps, metrics={"success": 1.0})
     assert outcome(played, 1, "success", 0.5) == 1.0
     assert outcome(played, 1, "return", 0.5) == 2.0 + 0.5 * 4.0
 
 
 def test_a_state_is_worth_the_mean_outcome_of_what_branched_off_it():
     first, good, bad = transition([1], [2]), transition([1, 2, 5], [3]), transition([1, 2, 5], [4])
+    won, lost = {"metrics": {"success": 1.0}}, {"metrics": {"success": 0.0}, "start": 1}
     played = []
     for task in "abcde":
         played += [
-            trajectory(task, first, good, success=1.0),
-            trajectory(task, first, good, success=1.0, start=1),
-            *[trajectory(task, first, bad, start=1)] * 2,
-            trajectory(task, first, bad, stop_reason=StopReason.POLICY_ERROR, start=1),  # no say
+            trajectory(first, good, task_id=task, **won),
+            trajectory(first, good, task_id=task, start=1, **won),
+            *[trajectory(first, bad, task_id=task, **lost)] * 2,
+            trajectory(first, bad, task_id=task, stop_reason=StopReason.POLICY_ERROR, **lost),
         ]
     sets = make_sets(played, "success", 1.0, np.random.default_rng(0))
     sizes = [sum(len(e.outcomes) for row in rows for e in row) // 8 for rows in sets]

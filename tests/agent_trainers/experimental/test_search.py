@@ -13,7 +13,7 @@ from agent_trainers.policies import ScriptedPolicy
 from agent_trainers.policies.policy import Generation
 from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.trajectory import StopReason
-from tests.agent_trainers.experimental.made import trajectory, transition
+from tests.agent_trainers.made import trajectory, transition
 
 LENGTH = 3
 ORACLE = "oracle_best_of"
@@ -184,5 +184,5 @@ def test_scores_add_up_over_conversations(second, context, scores):
 
     table = {(0,): 0.1, (0, 9): 0.2, (1,): 0.4, (1, 9): 0.7}
     value = SimpleNamespace(values=lambda sequences: [table[tuple(s)] for s in sequences])
-    played = trajectory("t", step(["q"], 0, {"context": context}), step(second, 1, {}))
+    played = trajectory(step(["q"], 0, {"context": context}), step(second, 1, {}))
     assert score_states(played, value) == pytest.approx(scores)

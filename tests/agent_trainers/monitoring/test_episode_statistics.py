@@ -5,22 +5,16 @@ import pytest
 
 from agent_trainers.monitoring.episode_statistics import summarise, trainer_metrics
 from agent_trainers.monitoring.faults import count_faults
-from agent_trainers.trajectory import StopReason, Trajectory, Transition
+from agent_trainers.trajectory import StopReason
+from tests.agent_trainers.made import trajectory, transition
 
 
 def step(reward=0.0, terms=None, **info):
-    return Transition(
-        messages=[{"role": "user", "content": "Who?"}], prompt_ids=[1], completion_ids=[2, 3],
-        logprobs=np.zeros(2, np.float32), action="a", reward=reward, reward_terms=terms or {},
-        terminated=False, truncated=False, info=info,
-    )  # fmt: skip
+    return transition([1], [2, 3], reward, reward_terms=terms or {}, info=info)
 
 
 def episode(*steps, group="g", seconds=(), **changes):
-    settings = {"task_id": "t", "group_id": group, "transitions": list(steps), "metrics": {},
-                "timings": {}, "stop_reason": StopReason.ANSWERED,
-                "step_seconds": list(seconds)}  # fmt: skip
-    return Trajectory(**(settings | changes))
+    return trajectory(*steps, group_id=group, step_seconds=list(seconds), **changes)
 
 
 def measure(*episodes):

@@ -10,7 +10,8 @@ from agent_trainers.monitoring.report import (
     write_trajectory_page,
 )
 from agent_trainers.monitoring.trajectory_samples import Mark, StepTokens, TrajectorySample
-from agent_trainers.trajectory import StopReason, Trajectory, Transition
+from agent_trainers.trajectory import StopReason
+from tests.agent_trainers.made import trajectory, transition
 
 HOSTILE = "<script>alert(1)</script>\ud800"
 
@@ -38,10 +39,9 @@ STEPS = [
 
 def sample(**changes):
     question = {"role": "user", "content": f"Who? {HOSTILE}"}
-    first = Transition(
-        messages=[question], prompt_ids=[1], completion_ids=[5, 6],
-        logprobs=np.array([-0.5, -1.25], np.float32), action="call", reward=0.1,
-        reward_terms={"new_gold_passage": 0.1}, terminated=False, truncated=False,
+    first = transition(
+        [1], [5, 6], 0.1, messages=[question], logprobs=np.array([-0.5, -1.25], np.float32),
+        action="call", reward_terms={"new_gold_passage": 0.1},
         info={"action": {"kind": "tool_call"}, "tool_result": HOSTILE},
     )  # fmt: skip
     result = {"role": "tool", "name": "search", "content": HOSTILE}
@@ -53,13 +53,12 @@ def sample(**changes):
         info={"action": {"kind": "invalid", "error": "bad_json", "message": "Write it right."},
               "context": {"reason": "window: the last 1 turns"}},
     )  # fmt: skip
-    trajectory = Trajectory(
-        task_id="task-1", group_id="g", transitions=[first, second],
-        metrics={"success": 1.0, "f1": 0.5}, timings={}, stop_reason=StopReason.TURN_LIMIT,
-        error=None, step_seconds=[0.0125, 0.5],
+    played = trajectory(
+        first, second, task_id="task-1", metrics={"success": 1.0, "f1": 0.5},
+        stop_reason=StopReason.TURN_LIMIT, step_seconds=[0.0125, 0.5],
     )  # fmt: skip
-    settings = {"label": "training, step 1", "trajectory": trajectory,
-                "steps": STEPS, "rows": make_rows(trajectory)}  # fmt: skip
+    settings = {"label": "training, step 1", "trajectory": played,
+                "steps": STEPS, "rows": make_rows(played)}  # fmt: skip
     return TrajectorySample(**(settings | changes))
 
 

@@ -16,7 +16,8 @@ from agent_trainers.monitoring.trajectory_samples import (
     step_tokens,
     trained_samples,
 )
-from agent_trainers.trajectory import StopReason, Trajectory, Transition, load_trajectories
+from agent_trainers.trajectory import load_trajectories
+from tests.agent_trainers.made import trajectory, transition
 
 ASK = {"role": "user", "content": "Who?"}
 CALL = {"role": "assistant", "content": "search a"}
@@ -27,12 +28,11 @@ MORE = {"role": "tool", "name": "search", "content": "b is c \ud800"}
 
 def step(messages, prompt_ids, completion_ids, action, **changes):
     settings = {
-        "messages": messages, "prompt_ids": prompt_ids, "completion_ids": completion_ids,
-        "logprobs": np.full(len(completion_ids), -1.0, np.float32), "action": action,
-        "reward": 0.25, "reward_terms": {"format": 0.25}, "terminated": False,
-        "truncated": False, "info": {"action": {"kind": "tool_call", "name": "search"}},
+        "messages": messages, "action": action, "reward_terms": {"format": 0.25},
+        "logprobs": np.full(len(completion_ids), -1.0, np.float32),
+        "info": {"action": {"kind": "tool_call", "name": "search"}},
     }  # fmt: skip
-    return Transition(**(settings | changes))
+    return transition(prompt_ids, completion_ids, 0.25, **(settings | changes))
 
 
 @pytest.fixture
@@ -40,14 +40,11 @@ def played():
     """Two steps that extend each other; the third state is the question and the last turn."""
     drop = {"context": {"reason": "window: the last 1 turns", "num_dropped": 2},
             "action": {"kind": "tool_call", "name": "search"}}  # fmt: skip
-    return Trajectory(
-        task_id="task", group_id="g", metrics={"success": 1.0}, timings={},
-        stop_reason=StopReason.ANSWERED, error=None, step_seconds=[0.1, 0.2, 0.3],
-        transitions=[
-            step([ASK], [1, 2], [3, 4], "search a"),
-            step([ASK, CALL, FOUND], [1, 2, 3, 4, 5], [6], "search b", info=drop),
-            step([ASK, AGAIN, MORE], [1, 2, 6, 7], [8, 9], "c", info={}, terminated=True),
-        ],
+    return trajectory(
+        step([ASK], [1, 2], [3, 4], "search a"),
+        step([ASK, CALL, FOUND], [1, 2, 3, 4, 5], [6], "search b", info=drop),
+        step([ASK, AGAIN, MORE], [1, 2, 6, 7], [8, 9], "c", info={}, terminated=True),
+        task_id="task", metrics={"success": 1.0}, step_seconds=[0.1, 0.2, 0.3],
     )  # fmt: skip
 
 

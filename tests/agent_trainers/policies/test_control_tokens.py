@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import gymnasium as gym
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +15,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from agent_trainers import TINY_POLICY
 from agent_trainers.policies.control_tokens import ControlTokens
 from agent_trainers.policies.rendering import ChatRenderer
-from agent_trainers.trajectory import Transition
+from tests.agent_trainers.made import transition
 from tests.agent_trainers.real_models import make_tokenizer, template
 
 CHATML = ["qwen2_5", "qwen3", "qwen3_instruct_2507", "qwen3_5_think", "embedded", "smollm2"]
@@ -123,11 +122,8 @@ def test_what_is_added_to_sampled_tokens_is_guarded_too(name, data):
     # control tokens that the model sampled stay, whatever its text looks like
     end = its.tokenizer.eos_token_id
     completion = [end, *its.tokenizer("x", add_special_tokens=False)["input_ids"], end]
-    previous = Transition(
-        messages=[QUESTION], prompt_ids=its.prompt_ids([QUESTION], None, None),
-        completion_ids=completion, logprobs=np.zeros(len(completion), np.float32), action="x",
-        reward=0.0, reward_terms={}, terminated=False, truncated=False, info={},
-    )  # fmt: skip
+    prompt_ids = its.prompt_ids([QUESTION], None, None)
+    previous = transition(prompt_ids, completion, messages=[QUESTION], action="x")
     prefix = [*previous.prompt_ids, *completion]
 
     def after(reply, tools):

@@ -1,12 +1,11 @@
 # ruff: noqa: RUF001 - DeepSeek writes its control tokens with full-width bars
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from agent_envs import ConfigurationError
 from agent_trainers.policies.rendering import ChatRenderer
-from agent_trainers.trajectory import Transition
+from tests.agent_trainers.made import transition
 from tests.agent_trainers.real_models import make_tokenizer
 
 PARAMETERS = {"type": "object", "properties": {"query": {"type": "string"}}}
@@ -28,11 +27,8 @@ def renderer(request):
 def acted(renderer, messages, tools, action=ACTION, previous=None, end="<|im_end|>"):
     """The transition of a model that wrote `action` in a state."""
     completion_ids = renderer.tokenizer(action + end, add_special_tokens=False)["input_ids"]
-    return Transition(
-        messages=messages, prompt_ids=renderer.prompt_ids(messages, tools, previous),
-        completion_ids=completion_ids, logprobs=np.zeros(len(completion_ids), np.float32),
-        action=action, reward=0.0, reward_terms={}, terminated=False, truncated=False, info={},
-    )  # fmt: skip
+    prompt_ids = renderer.prompt_ids(messages, tools, previous)
+    return transition(prompt_ids, completion_ids, messages=messages, action=action)
 
 
 def test_sampled_tokens_are_never_encoded_again_unless_the_state_is_another(renderer):

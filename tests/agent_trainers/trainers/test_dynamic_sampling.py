@@ -3,7 +3,6 @@
 from dataclasses import replace
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from datasets import Dataset
 
@@ -12,7 +11,8 @@ from agent_trainers.tasks.env_members import EnvMember, name_members
 from agent_trainers.tasks.samplers import TaskPool, TaskSampler, parse_curriculum
 from agent_trainers.tasks.sources import with_levels
 from agent_trainers.trainers.rollouts import TrainerRollouts
-from agent_trainers.trajectory import StopReason, Trajectory, Transition
+from agent_trainers.trajectory import StopReason
+from tests.agent_trainers.made import trajectory, transition
 
 ID = "AgentR1/SyntheticMultiHop-v0"
 GROUP = 3
@@ -41,15 +41,10 @@ class Tasks:
 
     def play(self, spec):
         reward = float(spec.rng.random() if spec.task in self.varied else spec.task % 2)
-        step = Transition(
-            messages=[{"role": "user", "content": "?"}], prompt_ids=[1], completion_ids=[2],
-            logprobs=np.zeros(1, np.float32), action="a", reward=reward, reward_terms={},
-            terminated=True, truncated=False, info={},
-        )  # fmt: skip
-        return Trajectory(
-            task_id=str(spec.task), group_id=spec.group_id, transitions=[step],
-            metrics={"success": float(reward > 0.5)}, timings={"generate_seconds": 1.0},
-            stop_reason=StopReason.ANSWERED, env=spec.env,
+        return trajectory(
+            transition(reward=reward, terminated=True), task_id=str(spec.task),
+            group_id=spec.group_id, metrics={"success": float(reward > 0.5)},
+            timings={"generate_seconds": 1.0}, env=spec.env,
         )  # fmt: skip
 
 
