@@ -1,26 +1,24 @@
 """Task samplers: which task a group gets next.
 
 `TaskSampler` interleaves environments by weight and goes through the tasks of each in random
-passes. The samplers of curricula change the weights by the success so far.
+passes. A curriculum changes the weights by the success so far.
 
 Samplers are functions of the run's state alone: every process draws the same tasks, and a resumed
 run those that the unbroken run would have drawn.
 """
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agent_envs.core.command_line import json_object, refusal
 from agent_envs.core.tool_env import ENDLESS
 from agent_envs.errors import ConfigurationError
 
-_MEMORY: Final = "curriculum/"  # key in a state; no environment's name has a slash
+_CURRICULUM: Final = "curriculum/"  # key in a state; no environment's name has a slash
 
 
 class DrawnTask(NamedTuple):
@@ -50,76 +48,6 @@ class TaskPool:
     """Its share of the draws, relative to the others'."""
     tasks: Sequence[int] | None
     """Indices of the tasks; None where they are endless."""
-
-
-class TaskSampler:
-    """Draws environments by weight and the tasks of each in random passes.
-
-    Environments are interleaved by smooth weighted round-robin: each earns its share per draw, and
-    the one with the largest balance is drawn and pays 1. So every stretch of draws holds each
-    environment's share up to one group. Tasks of an endless family are drawn at random.
-    """
-
-    def __init__(self, pools: Sequence[TaskPool], seed: int) -> None:
-        """Draw from `pools`, whose order counts, by the seed of the run."""
-        self.pools = list(pools)
-        self._seed = seed
-        self._balances = [0.0] * len(self.pools)
-        self._num_drawn = [0] * len(self.pools)
-        self._orders: dict[int, tuple[int, npt.NDArray[np.int64]]] = {}
-        self._memory: Any = None
-        """What subclasses remember of the results, in plain types."""
-
-    def draw(self, count: int) -> list[DrawnTask]:
-        """Return the next `count` tasks."""
-        shares = zip(self.pools, self._shares(), strict=True)
-        weights = [pool.weight * share for pool, share in shares]
-        total = sum(weights)
-        drawn = []
-        for _ in range(count):
-            self._balances = [b + w / total for b, w in zip(self._balances, weights, strict=True)]
-            i = int(np.argmax(self._balances))
-            self._balances[i] -= 1.0
-            drawn.append(DrawnTask(self.pools[i].env, self._task(i, self._num_drawn[i])))
-            self._num_drawn[i] += 1
-        return drawn
-
-    def observe(self, results: Sequence[GroupResult]) -> None:
-        """Update the sampler by the groups of a batch, in their order."""
-
-    def metrics(self) -> dict[str, float]:
-        """Return metrics of the next draws."""
-        return {}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of the next draws, in plain types."""
-        state: dict[str, Any] = {
-            pool.env: {"gained": self._balances[i], "num_drawn": self._num_drawn[i]}
-            for i, pool in enumerate(self.pools)
-        }
-        return {**state, _MEMORY: copy.deepcopy(self._memory)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a `state_dict`; pools that it lacks start from 0."""
-        known = [state.get(pool.env, {"gained": 0.0, "num_drawn": 0}) for pool in self.pools]
-        self._balances = [pool["gained"] for pool in known]
-        self._num_drawn = [pool["num_drawn"] for pool in known]
-        self._memory = copy.deepcopy(state.get(_MEMORY, self._memory))
-
-    def _shares(self) -> list[float]:
-        """Return the factor of each pool's weight."""
-        return [1.0] * len(self.pools)
-
-    def _task(self, i: int, number: int) -> int:
-        """Return the task of the draw `number` from the pool `i`."""
-        tasks = self.pools[i].tasks
-        if tasks is None:
-            return int(np.random.default_rng([self._seed, i, number]).integers(ENDLESS))
-        number_of_pass, place = divmod(number, len(tasks))
-        if i not in self._orders or self._orders[i][0] != number_of_pass:
-            rng = np.random.default_rng([self._seed, i, number_of_pass])
-            self._orders[i] = number_of_pass, rng.permutation(len(tasks))
-        return int(tasks[self._orders[i][1][place]])
 
 
 class Curriculum(BaseModel):
@@ -171,56 +99,102 @@ def parse_curriculum(value: str | Mapping[str, Any] | None) -> Curriculum | None
     return parsed
 
 
-def make_sampler(
-    curriculum: Curriculum | None, pools: Sequence[TaskPool], seed: int
-) -> TaskSampler:
-    """Return the sampler of a curriculum, or the plain one without a curriculum.
+class TaskSampler:
+    """Draws environments by weight and the tasks of each in random passes.
 
-    Raises:
-        ConfigurationError: If the curriculum has nothing to select from.
+    Environments are interleaved by smooth weighted round-robin: each earns its share per draw, and
+    the one with the largest balance is drawn and pays 1. So every stretch of draws holds each
+    environment's share up to one group. Tasks of an endless family are drawn at random.
+
+    A curriculum goes through the environments in order, with reviews of earlier ones.
     """
-    if curriculum is None:
-        return TaskSampler(pools, seed)
-    if len(pools) < 2:
-        raise ConfigurationError(
-            "curriculum='levels' needs several environments, easy to hard: list them in envs, or "
-            'give the arguments of one: {"arguments": {"hops": [1, 2, 3]}, ...}.'
-        )
-    return LevelSampler(curriculum, pools, seed)
 
+    def __init__(
+        self, pools: Sequence[TaskPool], seed: int, curriculum: Curriculum | None = None
+    ) -> None:
+        """Draw from `pools`, whose order counts, by the seed of the run.
 
-class LevelSampler(TaskSampler):
-    """Goes through environments in order, with reviews of earlier ones."""
+        Raises:
+            ConfigurationError: If a curriculum has nothing to select from.
+        """
+        if curriculum is not None and len(pools) < 2:
+            raise ConfigurationError(
+                "curriculum='levels' needs several environments, easy to hard: list them in envs, "
+                'or give the arguments of one: {"arguments": {"hops": [1, 2, 3]}, ...}.'
+            )
+        self.pools = list(pools)
+        self._seed, self._curriculum = seed, curriculum
+        self._balances = [0.0] * len(self.pools)
+        self._num_drawn = [0] * len(self.pools)
+        self._level = 0
+        self._newest: list[float] = []  # success of the last groups at the level
 
-    def __init__(self, settings: Curriculum, pools: Sequence[TaskPool], seed: int) -> None:
-        """Start with the first of `pools`."""
-        super().__init__(pools, seed)
-        self._settings = settings
-        self._memory = {"level": 0, "newest": []}  # success of the last groups at the level
+    def draw(self, count: int) -> list[DrawnTask]:
+        """Return the next `count` tasks."""
+        shares = zip(self.pools, self._shares(), strict=True)
+        weights = [pool.weight * share for pool, share in shares]
+        total = sum(weights)
+        drawn = []
+        for _ in range(count):
+            self._balances = [b + w / total for b, w in zip(self._balances, weights, strict=True)]
+            i = int(np.argmax(self._balances))
+            self._balances[i] -= 1.0
+            drawn.append(DrawnTask(self.pools[i].env, self._task(i, self._num_drawn[i])))
+            self._num_drawn[i] += 1
+        return drawn
 
     def observe(self, results: Sequence[GroupResult]) -> None:
         """Advance to the next level once the newest is solved often enough."""
+        if self._curriculum is None:
+            return
         for result in results:
-            level = self._memory["level"]
-            if result.env != self.pools[level].env:
+            if result.env != self.pools[self._level].env:
                 continue
-            newest = [*self._memory["newest"], result.success][-self._settings.groups :]
-            is_full = len(newest) == self._settings.groups
-            is_last = level + 1 == len(self.pools)
-            if is_full and not is_last and np.mean(newest) >= self._settings.target:
-                level, newest = level + 1, []
-            self._memory = {"level": level, "newest": newest}
+            self._newest = [*self._newest, result.success][-self._curriculum.groups :]
+            is_full = len(self._newest) == self._curriculum.groups
+            is_last = self._level + 1 == len(self.pools)
+            if is_full and not is_last and np.mean(self._newest) >= self._curriculum.target:
+                self._level, self._newest = self._level + 1, []
 
     def metrics(self) -> dict[str, float]:
-        """Return the level, counted from 1, its success, and each environment's share."""
-        metrics = {"curriculum/level": self._memory["level"] + 1.0}
-        if newest := self._memory["newest"]:
-            metrics["curriculum/success"] = float(np.mean(newest))
+        """Return a curriculum's level, counted from 1, its success and the environments' shares."""
+        if self._curriculum is None:
+            return {}
+        metrics = {"curriculum/level": self._level + 1.0}
+        if self._newest:
+            metrics["curriculum/success"] = float(np.mean(self._newest))
         shares = zip(self.pools, self._shares(), strict=True)
         return metrics | {f"curriculum/share/{pool.env}": share for pool, share in shares}
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the next draws, in plain types."""
+        state: dict[str, Any] = {
+            pool.env: {"gained": self._balances[i], "num_drawn": self._num_drawn[i]}
+            for i, pool in enumerate(self.pools)
+        }
+        return {**state, _CURRICULUM: {"level": self._level, "newest": list(self._newest)}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a `state_dict`; pools that it lacks start from 0."""
+        known = [state.get(pool.env, {"gained": 0.0, "num_drawn": 0}) for pool in self.pools]
+        self._balances = [pool["gained"] for pool in known]
+        self._num_drawn = [pool["num_drawn"] for pool in known]
+        self._level = state[_CURRICULUM]["level"]
+        self._newest = list(state[_CURRICULUM]["newest"])
+
     def _shares(self) -> list[float]:
-        level = self._memory["level"]
-        review = self._settings.review / level if level else 0.0
-        own = 1.0 - review * level
-        return [*[review] * level, own, *[0.0] * (len(self.pools) - level - 1)]
+        """Return the factor of each pool's weight."""
+        if self._curriculum is None:
+            return [1.0] * len(self.pools)
+        review = self._curriculum.review / self._level if self._level else 0.0
+        own = 1.0 - review * self._level
+        return [*[review] * self._level, own, *[0.0] * (len(self.pools) - self._level - 1)]
+
+    def _task(self, i: int, number: int) -> int:
+        """Return the task of the draw `number` from the pool `i`."""
+        tasks = self.pools[i].tasks
+        if tasks is None:
+            return int(np.random.default_rng([self._seed, i, number]).integers(ENDLESS))
+        number_of_pass, place = divmod(number, len(tasks))
+        rng = np.random.default_rng([self._seed, i, number_of_pass])
+        return int(tasks[rng.permutation(len(tasks))[place]])

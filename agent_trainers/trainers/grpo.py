@@ -33,7 +33,7 @@ from agent_trainers.monitoring.live_view import show_in_notebook
 from agent_trainers.monitoring.metrics_log import MetricsLog, RunningMeans, StepClock
 from agent_trainers.monitoring.trajectory_samples import BatchRecord
 from agent_trainers.tasks.env_members import Member
-from agent_trainers.tasks.samplers import TaskSampler, make_sampler
+from agent_trainers.tasks.samplers import TaskSampler
 from agent_trainers.tasks.sources import (
     EnvLike,
     EnvMixture,
@@ -114,7 +114,7 @@ class StepGRPOTrainer(ResumableTrainer):
         sampler: TaskSampler | None = None
         if isinstance(source, EnvMixture) or args.curriculum or args.max_extra_groups:
             pools = training_pools(source, train_dataset)
-            sampler = make_sampler(args.parsed_curriculum, pools, args.seed)
+            sampler = TaskSampler(pools, args.seed, args.parsed_curriculum)
         # TRL's advice on GSPO does not apply: here `loss_denominator` selects the mean of the loss.
         logging.getLogger("trl.trainer.grpo_trainer").addFilter(
             lambda record: "set `loss_type='grpo'`" not in record.getMessage()

@@ -8,7 +8,6 @@ from agent_trainers.tasks.samplers import (
     GroupResult,
     TaskPool,
     TaskSampler,
-    make_sampler,
     parse_curriculum,
 )
 
@@ -20,7 +19,7 @@ def result(env, success):
 
 
 def make(curriculum, pools=LEVELS, seed=7):
-    return make_sampler(parse_curriculum(curriculum), pools, seed)
+    return TaskSampler(pools, seed, parse_curriculum(curriculum))
 
 
 def drawn(draws, count=100):
