@@ -12,8 +12,9 @@ import numpy as np
 
 from agent_envs.core.messages import Message
 from agent_envs.core.snapshots import RestorableEnv
-from agent_envs.core.spaces import UnicodeText, check_turn
+from agent_envs.core.spaces import UnicodeText
 from agent_envs.core.tasks import ENDLESS, choose_task
+from agent_envs.core.tool_env import check_turn
 
 _GLOBAL_RANDOM: Final = threading.RLock()
 """Held while the process's generators are replaced by those of one environment."""

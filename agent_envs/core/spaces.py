@@ -5,8 +5,6 @@ from typing import Any, Final
 import gymnasium as gym
 import numpy as np
 
-from agent_envs.errors import ActionTypeError
-
 MAX_LENGTH: Final = 10_000_000
 _SAMPLE_CHARACTERS: Final = np.array([chr(code) for code in range(32, 127)])
 
@@ -40,13 +38,3 @@ class UnicodeText(gym.Space[str]):
         return isinstance(other, UnicodeText)
 
     __hash__ = gym.Space.__hash__
-
-
-def check_turn(action: object, *, is_over: bool) -> None:
-    """Check that `action` can be the next turn of an episode."""
-    if not isinstance(action, str):
-        raise ActionTypeError(
-            f"An action is the text of one model turn (str), not {type(action).__name__}."
-        )
-    if is_over:
-        raise gym.error.ResetNeeded("The episode is over; call reset() before step().")

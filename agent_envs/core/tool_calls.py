@@ -56,18 +56,6 @@ def reply_to_calls(calls: Sequence[Call], tool_format: ToolFormat) -> list[Messa
     return replies
 
 
-def describe_call(call: Call) -> dict[str, Any]:
-    """Return the entry of a call in `info`: what was understood, and its error."""
-    described, result = call.action.as_info(), call.result or ToolResult("")
-    if result.error is not None:
-        described |= {"error": result.error, "message": result.content}
-    if result.exception is not None:
-        described["exception"] = result.exception
-    if result.num_cut_chars:
-        described["num_cut_chars"] = result.num_cut_chars
-    return described
-
-
 def describe_step(
     parsed: ParsedAction,
     calls: Sequence[Call],
@@ -75,16 +63,21 @@ def describe_step(
     metrics: Mapping[str, float],
 ) -> dict[str, Any]:
     """Return the keys of `info` that a step adds to the state; see `ToolEnv`."""
-    described: dict[str, Any] = {"action": parsed.as_info(), "tool_result": None}
-    results = [call.result for call in calls if call.result is not None]
-    if results:
-        described["tool_result"] = "\n\n".join(result.content for result in results)
-    if len(calls) == 1:
-        described["action"] = describe_call(calls[0])
-    elif calls:
-        each = [describe_call(call) for call in calls]
-        first_fault = next((call for call in each if "error" in call), {})
-        described["action"] |= {"calls": each}
-        described["action"] |= {k: first_fault[k] for k in ("error", "message") if first_fault}
-        described["tool_results"] = [call.result and call.result.content for call in calls]
+    action = parsed.as_info()
+    described: dict[str, Any] = {"action": action, "tool_result": None}
+    each = action.get("calls", [action])
+    results = [call.result for call in calls]
+    for info, result in zip(each, results, strict=False):  # without calls there is no result
+        if result is not None and result.error is not None:
+            info |= {"error": result.error, "message": result.content}
+        if result is not None and result.exception is not None:
+            info["exception"] = result.exception
+        if result is not None and result.num_cut_chars:
+            info["num_cut_chars"] = result.num_cut_chars
+    if contents := [result.content for result in results if result is not None]:
+        described["tool_result"] = "\n\n".join(contents)
+    if len(calls) > 1:
+        first_fault: dict[str, Any] = next((info for info in each if "error" in info), {})
+        action |= {key: first_fault[key] for key in ("error", "message") if first_fault}
+        described["tool_results"] = [result and result.content for result in results]
     return described | {"reward_terms": terms, "metrics": metrics}

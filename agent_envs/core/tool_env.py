@@ -31,13 +31,13 @@ from agent_envs.core.messages import Message
 from agent_envs.core.result_edits import ResultEdits
 from agent_envs.core.rewards import Rewards, StepEvent, choose_terms, compute_terms
 from agent_envs.core.snapshots import Record
-from agent_envs.core.spaces import UnicodeText, check_turn
+from agent_envs.core.spaces import UnicodeText
 from agent_envs.core.tasks import ENDLESS, Task, TaskFamily, choose_task
 from agent_envs.core.tool import Tool, ToolResult, ToolSource, offered_tools
 from agent_envs.core.tool_calls import OVER_TEXT, Call, describe_step, reply_to_calls, run_calls
 from agent_envs.core.transcript import Transcript
 from agent_envs.core.turn_limit import calling_limits
-from agent_envs.errors import ConfigurationError
+from agent_envs.errors import ActionTypeError, ConfigurationError
 from agent_envs.formats.tool_formats import TOOL_FORMATS, ParsedAction, ToolFormat
 from agent_envs.formats.turn_reading import without_thoughts
 
@@ -405,6 +405,16 @@ class ToolEnv(TaskFamily):
         self._begin_sessions()
         if self._task is not None:
             self.on_restore()
+
+
+def check_turn(action: object, *, is_over: bool) -> None:
+    """Check that `action` can be the next turn of an episode."""
+    if not isinstance(action, str):
+        raise ActionTypeError(
+            f"An action is the text of one model turn (str), not {type(action).__name__}."
+        )
+    if is_over:
+        raise gym.error.ResetNeeded("The episode is over; call reset() before step().")
 
 
 def _chosen(
