@@ -53,7 +53,6 @@ def _embed(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
     parser.add_argument("--model", required=True, help="for sentence-transformers: folder or name")
     parser.add_argument("--query_prefix", default="", help="such as 'query: ' for E5")
     parser.add_argument("--passage_prefix", default="", help="such as 'passage: ' for E5")
-    parser.add_argument("--kind", default="Flat", help="of faiss (default: Flat, exact)")
     options = vars(parser.parse_args(arguments))
     index, folder = SavedIndex(options.pop("index")), options.pop("folder")
     embed_index(index, folder, **options)

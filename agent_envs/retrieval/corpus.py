@@ -1,6 +1,6 @@
 """Passages, corpora, and the interface of search engines over them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -71,14 +71,6 @@ def check_top_k(top_k: int) -> None:
     """Raise `ConfigurationError` unless `top_k` is at least 1."""
     if top_k < 1:
         raise ConfigurationError(f"top_k must be at least 1, not {top_k}.")
-
-
-def search_many(retriever: Retriever, queries: Sequence[str], top_k: int) -> list[list[Hit]]:
-    """Search for each of `queries`, in one batch if `retriever` has a method ``search_many``."""
-    if (batched := getattr(retriever, "search_many", None)) is not None:
-        found: list[list[Hit]] = batched(queries, top_k)
-        return found
-    return [retriever.search(query, top_k) for query in queries]
 
 
 def load_passages(path: str | Path) -> list[Passage]:

@@ -1,10 +1,9 @@
 """Reciprocal rank fusion of several retrievers."""
 
 from collections import defaultdict
-from collections.abc import Sequence
 from typing import Final
 
-from agent_envs.retrieval.corpus import Hit, Retriever, check_top_k, search_many
+from agent_envs.retrieval.corpus import Hit, Retriever, check_top_k
 
 K: Final = 60
 """The paper's constant: the first ranks of one engine do not decide alone."""
@@ -26,20 +25,12 @@ class FusedRetriever:
 
     def search(self, query: str, top_k: int) -> list[Hit]:
         """Return at most `top_k` passages, best first; see `Retriever.search`."""
-        return self.search_many([query], top_k)[0]
-
-    def search_many(self, queries: Sequence[str], top_k: int) -> list[list[Hit]]:
-        """Search for each of `queries`."""
         check_top_k(top_k)
-        found = [search_many(each, queries, max(DEPTH, top_k)) for each in self._engines]
-        return [_fuse(rankings)[:top_k] for rankings in zip(*found, strict=True)]
-
-
-def _fuse(rankings: Sequence[Sequence[Hit]]) -> list[Hit]:
-    scores: defaultdict[int, float] = defaultdict(float)
-    passages = {hit.index: hit.passage for ranking in rankings for hit in ranking}
-    for ranking in rankings:
-        for rank, hit in enumerate(ranking, start=1):
-            scores[hit.index] += 1 / (K + rank)
-    order = sorted(scores, key=lambda index: (-scores[index], index))
-    return [Hit(passages[index], index, scores[index]) for index in order]
+        rankings = [each.search(query, max(DEPTH, top_k)) for each in self._engines]
+        scores: defaultdict[int, float] = defaultdict(float)
+        passages = {hit.index: hit.passage for ranking in rankings for hit in ranking}
+        for ranking in rankings:
+            for rank, hit in enumerate(ranking, start=1):
+                scores[hit.index] += 1 / (K + rank)
+        order = sorted(scores, key=lambda index: (-scores[index], index))
+        return [Hit(passages[index], index, scores[index]) for index in order[:top_k]]

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from agent_envs.retrieval.corpus import Hit, Retriever, search_many
+from agent_envs.retrieval.corpus import Hit, Retriever
 
 DEFAULT_TOPK: Final = 3
 """Passages per query if a request does not say (Search-R1's default)."""
@@ -49,7 +49,7 @@ def make_app(retriever: Retriever, *, engine: str, num_passages: int) -> Starlet
     one_search = CapacityLimiter(1)  # retrievers need not be thread-safe
 
     def search(asked: RetrieveRequest) -> str:
-        found = search_many(retriever, asked.queries, asked.topk or DEFAULT_TOPK)
+        found = [retriever.search(query, asked.topk or DEFAULT_TOPK) for query in asked.queries]
         result = [[_as_json(hit, asked.return_scores) for hit in hits] for hits in found]
         return json.dumps({"result": result})
 

@@ -79,9 +79,8 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
         Args:
             corpus: Files of more passages (title, text) to search.
             top_k: Maximal number of passages per search.
-            retriever: A search engine over all passages (see
-                `agent_envs.retrieval.build_retriever`), or instead of them the folder of a saved
-                index, the URL of a retrieval server, or a `Retriever`.
+            retriever: ``"bm25"`` (also ``"auto"``) over all passages, or instead of them the folder
+                of a saved index, the URL of a retrieval server, or a `Retriever`.
             variant: ``"default"``, or ``"injected"``: passages contain planted instructions, forged
                 answers and results, and role markers; see `agent_envs.envs.qa.injection`.
             shared: Arguments of `DatasetEnv`.
@@ -251,7 +250,8 @@ def _load_retriever(
         return client
     if Path(name).is_dir():
         return SavedIndex(name)
-    return build_retriever(_load_library(dataset, source, files).corpus, name)
+    build = lookup({"auto": build_retriever, "bm25": build_retriever}, name, kind="retriever")
+    return build(_load_library(dataset, source, files).corpus)
 
 
 def _is_url(name: str) -> bool:
