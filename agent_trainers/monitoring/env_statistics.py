@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from typing import Any, Final
+from typing import Final
 
 from agent_trainers.monitoring.episode_statistics import EpisodeSummary, trainer_metrics
 
@@ -14,17 +14,14 @@ REPORTED: Final = (
 """Names, or prefixes, of the metrics of a batch that each environment reports, too."""
 
 
-def env_metrics(
-    episodes: Sequence[EpisodeSummary], advantages: Sequence[Any], names: Sequence[str]
-) -> dict[str, float]:
+def env_metrics(episodes: Sequence[EpisodeSummary], names: Sequence[str]) -> dict[str, float]:
     """Return ``env/<name>/<metric>`` of each environment in a batch, and the share of each."""
     metrics = {}
     for name in names:
-        own = [i for i, episode in enumerate(episodes) if episode.env == name]
+        own = [episode for episode in episodes if episode.env == name]
         metrics[f"env/{name}/share"] = len(own) / max(1, len(episodes))
-        if own:
-            found = trainer_metrics([episodes[i] for i in own], [advantages[i] for i in own])
-            metrics |= {f"env/{name}/{k}": v for k, v in found.items() if k.startswith(REPORTED)}
+        found = trainer_metrics(own) if own else {}
+        metrics |= {f"env/{name}/{k}": v for k, v in found.items() if k.startswith(REPORTED)}
     return metrics
 
 
@@ -42,14 +39,10 @@ class EvaluatedEnvironments:
     def clear(self) -> None:
         """Start another evaluation."""
         self._episodes: list[EpisodeSummary] = []
-        self._advantages: list[Any] = []
         self._counts: Counter[tuple[str, str]] = Counter()
 
     def add(
-        self,
-        episodes: Sequence[EpisodeSummary],
-        advantages: Sequence[Any],
-        outcome_terms: Collection[str],
+        self, episodes: Sequence[EpisodeSummary], outcome_terms: Collection[str]
     ) -> dict[str, float]:
         """Add a batch; return the metrics of the evaluation so far.
 
@@ -57,20 +50,16 @@ class EvaluatedEnvironments:
         ``env/<name>/...``, and each variant ``env/<name>/of_in_domain``, its success relative to
         that of the trained ones.
         """
-        for episode, values in zip(episodes, advantages, strict=True):
+        for episode in episodes:
             # Accelerate repeats the first tasks to fill the last batch: they count once
             self._counts[episode.env, episode.task_id] += 1
             if self._counts[episode.env, episode.task_id] <= self._samples_per_task:
                 self._episodes.append(episode)
-                self._advantages.append(values)
-        metrics = env_metrics(self._episodes, self._advantages, self.names)
-        pairs = zip(self._episodes, self._advantages, strict=True)
-        if own := [(e, values) for e, values in pairs if e.env not in self.variants]:
-            in_domain, own_advantages = zip(*own, strict=True)
-            metrics |= trainer_metrics(in_domain, own_advantages, outcome_terms)
+        metrics = env_metrics(self._episodes, self.names)
+        if in_domain := [e for e in self._episodes if e.env not in self.variants]:
+            metrics |= trainer_metrics(in_domain, outcome_terms)
         for name in self.variants:
             if metrics.get("success") and f"env/{name}/success" in metrics:
-                metrics[f"env/{name}/of_in_domain"] = (
-                    metrics[f"env/{name}/success"] / metrics["success"]
-                )
+                relative = metrics[f"env/{name}/success"] / metrics["success"]
+                metrics[f"env/{name}/of_in_domain"] = relative
         return metrics

@@ -32,12 +32,15 @@ class EpisodeSummary:
     metrics: dict[str, float]
     """Metrics of the environment at the end."""
     stop_reason: StopReason
+    error: str | None
     step_counts: Mapping[str, int]
     """Number of steps with an error or a shortened state, by the name of the metric."""
     tool_calls: Mapping[str, int]
     """Number of calls by tool."""
     tool_errors: Mapping[str, int]
     """Number of failed calls by error code."""
+    num_cut_results: int
+    """Number of tool results that were cut."""
     tool_seconds: list[float]
     """Seconds of each step with a call; empty if not measured."""
     num_tokens: int
@@ -54,6 +57,8 @@ class EpisodeSummary:
     """Roles that are not trained."""
     env: str = ""
     """Name of the environment if there are several."""
+    has_signal: bool = False
+    """Whether any advantage is not 0."""
 
     @property
     def num_steps(self) -> int:
@@ -99,9 +104,11 @@ def summarise(
         reward_terms=terms,
         metrics=dict(trajectory.metrics),
         stop_reason=trajectory.stop_reason,
+        error=trajectory.error,
         step_counts=_step_counts(trajectory, actions),
         tool_calls=Counter(str(call.get("name")) for call in calls),
         tool_errors=Counter(call["error"] for call in calls if call.get("error")),
+        num_cut_results=sum(bool(call.get("num_cut_chars")) for call in each),
         tool_seconds=[trajectory.step_seconds[t] for t in with_calls if t < num_timed],
         num_tokens=len(last.prompt_ids) + len(last.completion_ids) if last else 0,
         timings=dict(trajectory.timings),
@@ -130,9 +137,7 @@ def _step_counts(trajectory: Trajectory, actions: Sequence[Mapping[str, Any]]) -
 
 
 def trainer_metrics(
-    episodes: Sequence[EpisodeSummary],
-    advantages: Sequence[Any],
-    outcome_terms: Collection[str] = (),
+    episodes: Sequence[EpisodeSummary], outcome_terms: Collection[str] = ()
 ) -> dict[str, float]:
     """Return the metrics of a batch by the names in the documentation of monitoring.
 
@@ -140,9 +145,7 @@ def trainer_metrics(
     ``reward/outcome`` and ``reward/process``.
     """
     metrics = _branches([episode for episode in episodes if episode.start])
-    pairs = zip(episodes, advantages, strict=True)
-    own = [(episode, values) for episode, values in pairs if not episode.start]
-    episodes, advantages = [e for e, _ in own], [values for _, values in own]
+    episodes = [episode for episode in episodes if not episode.start]
     scored = [episode for episode in episodes if episode.is_scorable]
     metrics |= _endings(episodes, len(scored))
     if not scored:
@@ -150,7 +153,7 @@ def trainer_metrics(
     returns = [sum(episode.rewards) for episode in scored]
     metrics["reward"] = float(np.mean(returns))
     metrics["reward_std"] = float(np.std(returns))
-    metrics["frac_reward_zero_std"] = _share_without_signal(episodes, advantages)
+    metrics["frac_reward_zero_std"] = _share_without_signal(scored)
     metrics["groups/without_variance"] = _share_without_variance(scored)
     measured = means([episode.metrics for episode in scored])
     metrics |= {f"metrics/{name}": value for name, value in measured.items()}
@@ -246,11 +249,10 @@ def _sum(records: Iterable[Mapping[str, float]]) -> dict[str, float]:
     return total
 
 
-def _share_without_signal(episodes: Sequence[EpisodeSummary], advantages: Sequence[Any]) -> float:
+def _share_without_signal(scored: Sequence[EpisodeSummary]) -> float:
     """Return the share of groups in which every advantage is 0."""
-    scored = [e for e in zip(episodes, advantages, strict=True) if e[0].is_scorable]
-    with_signal = {episode.group_id for episode, values in scored if np.any(values)}
-    return 1.0 - len(with_signal) / len({episode.group_id for episode, _ in scored})
+    with_signal = {episode.group_id for episode in scored if episode.has_signal}
+    return 1.0 - len(with_signal) / len({episode.group_id for episode in scored})
 
 
 def _share_without_variance(scored: Sequence[EpisodeSummary]) -> float:

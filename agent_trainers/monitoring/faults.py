@@ -5,7 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from agent_envs.errors import RolloutError
-from agent_trainers.trajectory import StopReason, Trajectory
+from agent_trainers.monitoring.episode_statistics import EpisodeSummary
+from agent_trainers.trajectory import StopReason
 
 EPISODE_FAULTS: Final[Mapping[StopReason, str]] = {
     StopReason.ENVIRONMENT_ERROR: "environment_error",  # an exception or an invalid reward
@@ -13,25 +14,21 @@ EPISODE_FAULTS: Final[Mapping[StopReason, str]] = {
     StopReason.POLICY_ERROR: "policy_error",
 }
 TOOL_FAULTS: Final = ("tool_error", "tool_timeout")
-RESULT_CUT: Final = "tool_result_cut"
 MAX_BATCHES: Final = 3
 """Consecutive batches in which most episodes may fail, so that a server can restart."""
 
 
-def count_faults(trajectories: Iterable[Trajectory]) -> dict[str, int]:
-    """Return the number of failed episodes and tool calls by kind."""
-    counts = Counter(dict.fromkeys((*EPISODE_FAULTS.values(), *TOOL_FAULTS, RESULT_CUT), 0))
-    for trajectory in trajectories:
-        if (fault := EPISODE_FAULTS.get(trajectory.stop_reason)) is not None:
+def count_faults(episodes: Iterable[EpisodeSummary]) -> dict[str, float]:
+    """Return ``faults/<kind>``: the number of failed episodes and tool calls by kind."""
+    kinds = (*EPISODE_FAULTS.values(), *TOOL_FAULTS, "tool_result_cut")
+    counts = Counter(dict.fromkeys(kinds, 0))
+    for episode in episodes:
+        if fault := EPISODE_FAULTS.get(episode.stop_reason):
             counts[fault] += 1
-        for transition in trajectory.transitions:
-            action = transition.info.get("action") or {}
-            for call in action.get("calls") or [action]:
-                if call.get("error") in TOOL_FAULTS:
-                    counts[call["error"]] += 1
-                if call.get("num_cut_chars"):
-                    counts[RESULT_CUT] += 1
-    return dict(counts)
+        for name in TOOL_FAULTS:
+            counts[name] += episode.tool_errors.get(name, 0)
+        counts["tool_result_cut"] += episode.num_cut_results
+    return {f"faults/{kind}": float(counts[kind]) for kind in kinds}
 
 
 class FaultWatch:
@@ -42,28 +39,24 @@ class FaultWatch:
         self._max_share = max_share
         self._num_batches: Counter[str] = Counter()
 
-    def check(self, mode: str, num_episodes: int, failed: Sequence[tuple[str, str | None]]) -> None:
-        """Check a batch.
-
-        Args:
-            mode: ``"train"`` or ``"eval"``, which are counted separately.
-            num_episodes: Episodes of all processes.
-            failed: Kind and error of each failed episode.
+    def check(self, mode: str, episodes: Sequence[EpisodeSummary]) -> None:
+        """Check a batch of all processes; ``"train"`` and ``"eval"`` are counted separately.
 
         Raises:
             RolloutError: If all failed, or most in `MAX_BATCHES` consecutive batches.
         """
-        if self._max_share is None or len(failed) <= self._max_share * num_episodes:
+        failed = [episode for episode in episodes if episode.stop_reason in EPISODE_FAULTS]
+        if self._max_share is None or len(failed) <= self._max_share * len(episodes):
             self._num_batches[mode] = 0
             return
         self._num_batches[mode] += 1
-        if len(failed) < num_episodes and self._num_batches[mode] < MAX_BATCHES:
+        if len(failed) < len(episodes) and self._num_batches[mode] < MAX_BATCHES:
             return
-        kinds = Counter(kind for kind, _ in failed)
+        kinds = Counter(EPISODE_FAULTS[episode.stop_reason] for episode in failed)
         counts = ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items()))
-        first = next((error for _, error in failed if error), "no error was recorded")
+        first = next((e.error for e in failed if e.error), "no error was recorded")
         raise RolloutError(
-            f"{len(failed)} of {num_episodes} episodes failed because of errors outside the model "
+            f"{len(failed)} of {len(episodes)} episodes failed because of errors outside the model "
             f"({counts}). The first error:\n\n{first.rstrip()}\n\nFix it and resume from the last "
             "checkpoint with --resume; max_fault_share sets the share that may fail."
         )

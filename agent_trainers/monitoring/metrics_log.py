@@ -9,11 +9,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from transformers import TrainerCallback
 
 from agent_envs.data.files import write_text
 from agent_envs.errors import DataError
+from agent_trainers.batching.distributed import ProcessGroup
 
 METRICS_FILE: Final = "metrics.jsonl"
 
@@ -117,16 +120,16 @@ def _json_value(value: Any) -> Any:
 class RunningMeans:
     """Means and maxima over micro-batches, gathered over all processes."""
 
-    def __init__(self, accelerator: Any) -> None:
-        """Gather through `accelerator`."""
-        self._accelerator = accelerator
-        self._sums: dict[str, torch.Tensor] = {}
+    def __init__(self, processes: ProcessGroup) -> None:
+        """Gather through `processes`."""
+        self._processes = processes
+        self._sums: dict[str, npt.NDArray[np.float32]] = {}
         self._maxima: dict[str, float] = {}
 
     def add(self, name: str, part: Any, whole: Any = 1.0) -> None:
         """Add to numerator and denominator of a mean."""
-        sums = torch.tensor([float(part), float(whole)])
-        self._sums[name] = self._sums.get(name, torch.zeros(2)) + sums
+        sums = np.array([float(part), float(whole)], np.float32)
+        self._sums[name] = self._sums.get(name, 0) + sums
 
     def add_mean(self, name: str, values: torch.Tensor, mask: torch.Tensor) -> None:
         """Add the values of the tokens in `mask` to a mean."""
@@ -138,19 +141,15 @@ class RunningMeans:
 
     def gather(self) -> dict[str, float]:
         """Return the results since the last call; each process must have added the same names."""
-        own = torch.stack(list(self._sums.values()))
-        added = torch.cat([own.flatten(), torch.tensor(list(self._maxima.values()))])
-        gathered = self._accelerator.gather(added.to(self._accelerator.device)[None])  # (P, N)
-        sums = gathered[:, : own.numel()].sum(dim=0).reshape(own.shape).tolist()
-        means = {
-            name: part / whole if whole else 0.0
-            for name, (part, whole) in zip(self._sums, sums, strict=True)
-        }
-        maxima = gathered[:, own.numel() :].amax(dim=0).tolist() if self._maxima else []
-        means |= dict(zip(self._maxima, maxima, strict=True))
-        self._sums.clear()
-        self._maxima.clear()
-        return means
+        everyone = self._processes.all_gather_objects([(self._sums, self._maxima)])
+        results = {}
+        for name in self._sums:
+            part, whole = sum(sums[name] for sums, _ in everyone).tolist()
+            results[name] = part / whole if whole else 0.0
+        for name in self._maxima:
+            results[name] = max(maxima[name] for _, maxima in everyone)
+        self._sums, self._maxima = {}, {}
+        return results
 
 
 class StepClock(TrainerCallback):  # type: ignore[misc]
@@ -171,15 +170,13 @@ class StepClock(TrainerCallback):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def measure(self, part: str) -> Iterator[None]:
-        """Count the block's seconds as `part` only, also inside another block."""
-        started, before = time.perf_counter(), sum(self._seconds.values())
-        outer, self.part = self.part, part
+        """Count the block's seconds as `part`."""
+        started, self.part = time.perf_counter(), part
         try:
             yield
         finally:
-            self.part = outer
-            inside = sum(self._seconds.values()) - before
-            self._seconds[part] += time.perf_counter() - started - inside
+            self.part = "train"
+            self._seconds[part] += time.perf_counter() - started
 
     def note_generation(self, seconds: float) -> None:
         """Add seconds of the rollout in which tokens were generated."""

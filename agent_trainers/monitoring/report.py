@@ -20,18 +20,9 @@ MAX_TOKENS_SHOWN: Final = 600
 
 
 def write_trajectory_page(
-    path: str | Path,
-    samples: Sequence[TrajectorySample],
-    *,
-    tokenizer: Any,
-    title: str,
+    path: str | Path, samples: Sequence[TrajectorySample], *, tokenizer: Any, title: str
 ) -> None:
-    """Write `trajectory_page` to a file."""
-    write_text(path, trajectory_page(samples, tokenizer=tokenizer, title=title))
-
-
-def trajectory_page(samples: Sequence[TrajectorySample], *, tokenizer: Any, title: str) -> str:
-    """Return a self-contained HTML page: each step, its state, tokens and rows.
+    """Write a self-contained HTML page: each step, its state, tokens and rows.
 
     Without a `tokenizer` actions are shown as text.
     """
@@ -47,7 +38,7 @@ def trajectory_page(samples: Sequence[TrajectorySample], *, tokenizer: Any, titl
         parts=_parts,
         max_tokens=MAX_TOKENS_SHOWN,
     )
-    return page.encode("utf-8", "replace").decode("utf-8")
+    write_text(path, page.encode("utf-8", "replace").decode("utf-8"))
 
 
 def plot_learning_curve(

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from agent_envs.errors import ConfigurationError
@@ -69,6 +70,10 @@ class BatchBuilder:
         spread = spread_over_tokens(rows, masks, advantages, num_steps)
         tensors |= {"advantages": pad_like(spread, tokens), **credit.tensors}
         record = dataclasses.replace(record, advantages=advantages)
+        episodes = [
+            dataclasses.replace(episode, has_signal=bool(np.any(values)))
+            for episode, values in zip(episodes, credit.advantages, strict=True)
+        ]
         return BuiltBatch(record, episodes, credit)
 
     def _make_rows(self, trajectories: Sequence[Trajectory]) -> list[Row]:

@@ -152,7 +152,7 @@ class StepGRPOTrainer(ResumableTrainer):
         """Make the parts of the trainer."""
         args = self.args
         self.processes = ProcessGroup(self.accelerator)
-        self.means = RunningMeans(self.accelerator)
+        self.means = RunningMeans(self.processes)
         self.generator = TrainerGenerator(self)
         self.extensions: list[Extension] = []
         self.keeping_state = {} if sampler is None else {"draws": sampler}

@@ -7,7 +7,7 @@ from agent_envs.errors import ConfigurationError
 from agent_trainers.batching.micro_batch import MicroBatch
 from agent_trainers.monitoring.env_statistics import EvaluatedEnvironments, env_metrics
 from agent_trainers.monitoring.episode_statistics import trainer_metrics
-from agent_trainers.monitoring.faults import EPISODE_FAULTS, FaultWatch, count_faults
+from agent_trainers.monitoring.faults import FaultWatch, count_faults
 from agent_trainers.trainers.batch_builder import BuiltBatch
 from agent_trainers.trainers.scorer import DRIFT
 
@@ -35,34 +35,25 @@ class TrainingLog:
 
         `step` is the optimiser step of the batch.
         """
-        trajectories, advantages = batch.record.trajectories, batch.credit.advantages
-        own = self._metrics[mode]
+        own, episodes = self._metrics[mode], batch.episodes
         if mode == "eval" and self.evaluated is not None:
             # of the whole evaluation so far, not a mean over batches
             if not own:  # TRL has logged the last evaluation
                 self.evaluated.clear()
-            so_far = self.evaluated.add(batch.episodes, advantages, self._outcome_terms)
+            so_far = self.evaluated.add(episodes, self._outcome_terms)
             own.update({name: [value] for name, value in so_far.items()})
             metrics = {}
         else:
-            metrics = trainer_metrics(batch.episodes, advantages, self._outcome_terms)
+            metrics = trainer_metrics(episodes, self._outcome_terms)
         if mode == "train":
-            metrics |= env_metrics(batch.episodes, advantages, self._env_names)
+            metrics |= env_metrics(episodes, self._env_names)
         metrics |= {f"reward_factor/{name}": factor for name, factor in factors.items()}
         for extension in self._trainer.extensions:
             metrics |= extension.metrics(mode, step, batch)
-        faults = self._processes.all_gather_objects([count_faults(trajectories)])
-        metrics |= {f"faults/{name}": sum(counts[name] for counts in faults) for name in faults[0]}
-        for name, value in {**metrics, **batch.credit.metrics}.items():
+        for name, value in {**metrics, **count_faults(episodes), **batch.credit.metrics}.items():
             own[name].append(value)
         own["num_tokens"] = [self._trainer.state.num_input_tokens_seen]
-        failed = [
-            (EPISODE_FAULTS[t.stop_reason], t.error)
-            for t in trajectories
-            if t.stop_reason in EPISODE_FAULTS
-        ]
-        everywhere = self._processes.all_gather_objects(failed)
-        self._faults.check(mode, len(batch.episodes), everywhere)
+        self._faults.check(mode, episodes)
 
     def add_work(self, micro_batches: Sequence[MicroBatch], seconds: float, staleness: int) -> None:
         """Record padding, throughput and `staleness`, optimiser steps since sampling."""

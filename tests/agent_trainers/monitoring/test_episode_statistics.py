@@ -1,6 +1,5 @@
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from agent_trainers.monitoring.episode_statistics import summarise, trainer_metrics
@@ -18,9 +17,7 @@ def episode(*steps, group="g", seconds=(), **changes):
 
 
 def measure(*episodes):
-    summaries = [summarise(trajectory) for trajectory in episodes]
-    advantages = [np.ones(len(t.transitions)) for t in episodes]
-    return trainer_metrics(summaries, advantages)
+    return trainer_metrics([summarise(trajectory) for trajectory in episodes])
 
 
 def call(name="search", **action):
@@ -56,7 +53,7 @@ def test_each_call_of_a_turn_is_counted():
     metrics = measure(trajectory)
     assert (metrics["tools/calls"], metrics["tools/calls/read"]) == (2.0, 1.0)
     assert (metrics["tools/failures"], metrics["tools/seconds_max"]) == (0.5, 0.4)
-    assert count_faults([trajectory])["tool_timeout"] == 1
+    assert count_faults([summarise(trajectory)])["faults/tool_timeout"] == 1
 
 
 def test_a_failed_tool_is_no_invalid_action():
