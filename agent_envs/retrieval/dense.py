@@ -102,7 +102,8 @@ class DenseIndex:
         if not query.strip() or not len(self._passages):
             return []
         scores = self._vectors @ self._encode([self._query_prefix + query])[0]
-        return [Hit(self._passages[i], i, value) for i, value in best_scores(scores, top_k)]
+        best = best_scores(scores.astype(np.float64), top_k)
+        return [Hit(self._passages[i], i, value) for i, value in best]
 
 
 def _encoder(model: str) -> Callable[[Sequence[str]], npt.NDArray[np.float32]]:

@@ -3,19 +3,14 @@
 import importlib.util
 import json
 import sys
-import threading
-from types import SimpleNamespace
 
 import anyio
 import gymnasium as gym
 import pytest
 
 from agent_envs import ToolEnv
-from agent_envs import mcp as served_module
 from agent_envs.core.tasks import Task
-from agent_envs.core.tool import tool
 from agent_envs.mcp import ANSWER, BEGIN, FAILED_TEXT, NO_TURNS_TEXT, OVER_TEXT, Session, main
-from tests.agent_envs.tools.http_server import HttpServer
 
 ID = "AgentR1/SyntheticMultiHop-v0"
 needs_mcp = pytest.mark.skipif(
@@ -110,17 +105,9 @@ def test_a_failing_environment_ends_the_episode_and_reveals_nothing(tmp_path):
 COMMAND = [sys.executable, "-m", "agent_envs.mcp", ID, "--seed", "3"]
 
 
-async def refused_without_a_session(url):
-    import mcp
-
-    async with mcp.Client(url, mode="2026-07-28") as client:
-        with pytest.raises(mcp.MCPError, match="session"):
-            await client.call_tool(BEGIN)
-
-
 @needs_mcp
 @pytest.mark.filterwarnings("default")
-def test_the_official_client_solves_a_task_over_stdio_and_http():
+def test_the_official_client_solves_a_task():
     import mcp
 
     twin = gym.make(ID, tool_format="openai")
@@ -145,45 +132,6 @@ def test_the_official_client_solves_a_task_over_stdio_and_http():
 
     command = mcp.StdioServerParameters(command=COMMAND[0], args=COMMAND[1:])
     anyio.run(play, command)
-    served = HttpServer([*COMMAND, "--port"])
-    try:
-        anyio.run(play, served.url)
-        anyio.run(play, served.url)  # another session with the same seed
-        anyio.run(refused_without_a_session, served.url)
-    finally:
-        served.kill()
-
-
-@needs_mcp
-def test_waiting_calls_of_one_session_do_not_block_others(monkeypatch):
-    gate = threading.Event()
-
-    @tool(timeout=None)
-    def wait() -> str:
-        """Wait."""
-        assert gate.wait(60)
-        return "done"
-
-    env = BrokenEnv(tools=[wait], tool_format="openai")
-    monkeypatch.setattr(gym, "make", lambda *_, **__: env)
-
-    async def call(key, name):
-        request = SimpleNamespace(headers={"mcp-session-id": key})
-        asked = SimpleNamespace(name=name, arguments={})
-        return await served._call_tool(SimpleNamespace(request=request), asked)
-
-    async def play():
-        async with anyio.create_task_group() as group:
-            for _ in range(60):  # more than anyio's 40 threads
-                group.start_soon(call, "slow", "wait")
-            await anyio.sleep(0.2)
-            with anyio.fail_after(60):
-                assert not (await call("other", BEGIN)).is_error
-            gate.set()
-
-    served = served_module.EnvironmentServer("Tests/Gated-v0", {}, seed=0, log=None)
-    served.build(over_http=True)
-    anyio.run(play)
 
 
 @needs_mcp
@@ -194,20 +142,3 @@ def test_waiting_calls_of_one_session_do_not_block_others(monkeypatch):
 def test_wrong_arguments_are_errors_of_one_line(arguments, message):
     with pytest.raises(SystemExit, match=message):
         main(arguments)
-
-
-@needs_mcp
-def test_sessions_are_bounded_and_the_least_recently_used_ends(tmp_path, monkeypatch):
-    monkeypatch.setattr(served_module, "MAX_SESSIONS", 2)
-    served = served_module.EnvironmentServer(ID, {}, seed=3, log=tmp_path / "log.jsonl")
-    first = served.session("a")
-    first.call("search", {"query": "x"})
-    served.session("b")
-    assert served.session("a") is first
-    served.session("c")
-    assert served.session("a") is first  # "b" went
-    assert not (tmp_path / "log.jsonl").exists()
-    served.session("b")
-    served.session("c")
-    assert [row["end"] for row in logged(tmp_path)] == ["given_up"]
-    served.close()
