@@ -95,30 +95,28 @@ class McpSession:
     def __init__(self, server: McpServer) -> None:
         """Connect, and list the tools."""
         self.server = server
-        self.tools: Sequence[Tool] = ()
-        """The tools that the server offers."""
         self._variables = {name: _variable(name) for name in server.pass_env}
         self._token = None if server.token_env is None else _variable(server.token_env)
         self._lock = threading.Lock()
         self._connection: tuple[int, mcp.Client, weakref.finalize[..., Any]] | None = None
         self._was_called = False
-        self._listed: list[mcp.Tool] | None = None
         try:
-            self._list_tools()
+            tools = [McpTool(listed, self) for listed in self._request(_list, LIST_SECONDS)]
         except Exception as error:
+            self._disconnect()
             raise ConfigurationError(
                 f"The MCP server {server.server} cannot be used: {error}"
             ) from error
+        sizes = [len(json.dumps(tool.parameters)) for tool in tools]
+        self.tools: Sequence[Tool] = tuple(
+            tool for tool, size in zip(tools, sizes, strict=True) if size <= MAX_SCHEMA_CHARS
+        )
+        """The tools that the server offers."""
 
     def begin_episode(self) -> None:
         """Begin a new session with the server if the last episode may have changed something."""
-        if not self._was_called or self.server.shared:
-            return
-        self._disconnect()
-        try:
-            self._list_tools()
-        except Exception as error:  # noqa: BLE001 - the next call reports it to the model
-            _LOGGER.warning("%s: %s", self.server.server, error)
+        if self._was_called and not self.server.shared:
+            self._disconnect()
 
     def close(self) -> None:
         """End the session unless it is shared."""
@@ -157,22 +155,6 @@ class McpSession:
             text = DEAD_TEXT.format(name=tool.name)
             return ToolResult(text, error="tool_error", exception=f"{error!r}")
         return result
-
-    def _list_tools(self) -> None:
-        """List the tools, on a new connection if the present one fails."""
-        was_connected = self._connection is not None
-        try:
-            listed = self._request(_list, LIST_SECONDS)
-        except Exception:
-            self._disconnect()
-            if not was_connected:
-                raise
-            listed = self._request(_list, LIST_SECONDS)
-        if listed != self._listed:
-            self._listed = listed
-            tools = [McpTool(tool, self) for tool in listed]
-            is_small = [len(json.dumps(tool.parameters)) <= MAX_SCHEMA_CHARS for tool in tools]
-            self.tools = tuple(tool for tool, fits in zip(tools, is_small, strict=True) if fits)
 
     def _request(self, send: "Callable[[mcp.Client], Awaitable[_T]]", seconds: float) -> _T:
         import anyio
