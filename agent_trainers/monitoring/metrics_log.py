@@ -144,7 +144,7 @@ class RunningMeans:
         everyone = self._processes.all_gather_objects([(self._sums, self._maxima)])
         results = {}
         for name in self._sums:
-            part, whole = sum(sums[name] for sums, _ in everyone).tolist()
+            part, whole = np.sum([sums[name] for sums, _ in everyone], axis=0).tolist()
             results[name] = part / whole if whole else 0.0
         for name in self._maxima:
             results[name] = max(maxima[name] for _, maxima in everyone)
