@@ -17,16 +17,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Final, TextIO
 
-from agent_envs.sandbox.values import (
-    HOSTILE_TAGS,
-    PLAIN_TAGS,
-    NotANumberError,
-    Tags,
-    decode,
-    encode,
-    receive,
-    send,
-)
+from agent_envs.sandbox.values import NotANumberError, decode, encode, receive, send
 
 _TEST_MODULES: Final = ("collections", "itertools", "math", "random", "re", "string", "sys")
 _GONE_TEXT: Final = "the program ended before the tests did"
@@ -77,9 +68,9 @@ class Program:
             send(self._channel, request)
             answer = dict(receive(self._channel))
             error = _as_exception(*answer["error"]) if "error" in answer else None
-            answer["value"] = decode(answer.get("value"), HOSTILE_TAGS)
+            answer["value"] = decode(answer.get("value"))
         except NotANumberError:
-            raise RemoteError(f"{request['name']}() returned NaN") from None
+            raise RemoteError(f"{request['name']}() returned NaN or infinity") from None
         except (
             EOFError, OSError, ValueError, TypeError, LookupError, RecursionError, MemoryError,
         ) as problem:  # fmt: skip
@@ -117,33 +108,34 @@ def serve(channel: TextIO, namespace: dict[str, Any]) -> None:
     def make(content: Any) -> Any:
         kind = namespace[content[0]]
         value = kind.__new__(kind)
-        vars(value).update(decode(content[1], tags))
+        vars(value).update(decode(content[1], make))
         return value
 
-    tags = {**PLAIN_TAGS, "object": make}
     sys.set_int_max_str_digits(0)  # of integers in messages
     with contextlib.suppress(EOFError):
         while True:
-            send(channel, _answer(receive(channel), namespace, tags))
+            send(channel, _answer(receive(channel), namespace, make))
 
 
-def _answer(request: dict[str, Any], namespace: dict[str, Any], tags: Tags) -> dict[str, Any]:
+def _answer(
+    request: dict[str, Any], namespace: dict[str, Any], make: Callable[[Any], Any]
+) -> dict[str, Any]:
     try:
         if request["name"] not in namespace:
             return {"missing": True}
         value = namespace[request["name"]]
         if "arguments" in request:
-            arguments, keywords = decode(request["arguments"], tags)
+            arguments, keywords = decode(request["arguments"], make)
             value = value(*arguments, **keywords)
         elif callable(value):
             return {"callable": True}
-        return {"value": encode(value, _describe)}
+        return {"value": encode(value, _refuse)}
     except BaseException as error:  # noqa: BLE001 - untrusted code; the tests judge it
         return {"error": [type(error).__name__, str(error)]}
 
 
-def _describe(value: Any) -> dict[str, Any]:
-    return {"opaque": [type(value).__name__, bool(value)]}
+def _refuse(value: Any) -> Any:
+    raise TypeError(f"the program returned an object of the class {type(value).__name__}")
 
 
 def run_tests(source: str, channel: TextIO, namespace: dict[str, Any]) -> dict[str, Any]:

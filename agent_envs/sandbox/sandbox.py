@@ -112,11 +112,11 @@ class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
         the program's functions, and compare the results where no line of the program runs. The
         program never holds the tests, the expected values, or anything that says "passed".
 
-        Results are numbers, text, bytes, ranges, containers and iterators; subclasses count as the
-        type they extend. Any other object is true or false and equals nothing. A result that is or
-        contains NaN is a failure, and infinity can be compared but not calculated with:
-        ``not abs(nan - 4) > 1e-6`` would be true. `StopIteration` and `SystemExit`, which would
-        steer the tests, reach them as a plain failure. Changes of arguments are not seen.
+        Results are finite numbers, text, bytes, ranges, containers and iterators; subclasses count
+        as the type they extend. Any other object is a failure, and so is a result that is or
+        contains NaN or infinity: ``not abs(nan - 4) > 1e-6`` would be true. `StopIteration` and
+        `SystemExit`, which would steer the tests, reach them as a plain failure. Changes of
+        arguments are not seen.
 
         A program may still recognise the inputs it is called with, and weak tests stay weak. Tests
         cannot use the program's classes, pass functions, or catch its own exception types. At the

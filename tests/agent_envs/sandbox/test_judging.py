@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_envs.sandbox import Limits
-from agent_envs.sandbox.values import HOSTILE_TAGS, PLAIN_TAGS, decode, encode
+from agent_envs.sandbox.values import _KINDS, decode, encode
 
 GOOD = "def double(x):\n    return 2 * x\n"
 BAD = "def double(x):\n    return 0\n"
@@ -30,24 +30,17 @@ HONEST = {
     "nested values": ("def f(): return (1, [2.5, {'a': {3}}], b'x', 1j, None, 10**5000, -0.0)",
                       "assert f() == (1, [2.5, {'a': {3}}], b'x', 1j, None, 10**5000, 0)\n"
                       "assert str(f()[-1]) == '-0.0'"),
-    "exact numbers": ("from decimal import Decimal\nfrom fractions import Fraction\n"
-                      "def f(x): return Decimal(x) / 4, Fraction(x, 4), range(x)",
-                      "from decimal import Decimal\na, b, c = f(3)\nassert a == Decimal('0.75') "
-                      "and abs(b - 0.75) < 1e-9 and c == range(3) and a + 1 > 1"),
     "subclasses": ("from collections import namedtuple, OrderedDict\n"
                    "P = namedtuple('P', 'x y')\ndef f(): return P(1, 2), OrderedDict(a=1)",
                    "assert f() == ((1, 2), {'a': 1})"),
-    "iterators": ("def f():\n    yield 1\n    yield 2\ndef g(d): return d.keys(), d.values()",
+    "iterators": ("def f():\n    yield 1\n    yield 2\ndef g(n): return range(n)",
                   "r = f()\nassert next(r) == 1 and list(r) == [2] and next(r, None) is None\n"
-                  "assert f() != [1, 2]\n"
-                  "assert g({'a': 5})[0] == {'a'} and list(g({'a': 5})[1]) == [5]"),
+                  "assert f() != [1, 2] and g(3) == range(3)"),
     "types as arguments": ("def f(values, kind): return [v for v in values if type(v) != kind]",
                            "assert f([1, 'a', 2.5], int) == ['a', 2.5]"),
     "exceptions": ("def f(x): raise ValueError('no')",
                    "try:\n    f(1)\nexcept ValueError as e:\n    assert str(e) == 'no'\n"
                    "else:\n    assert False"),
-    "truth of an object": ("import re\ndef f(x): return re.match('a', x)",
-                           "assert f('ab') and f('ab') is not None and not f('b')"),
     "a check function": ("import math\ndef f(x): return math.sqrt(x)",
                          "def check(c):\n    assert c(2) == math.sqrt(2)\ncheck(f)"),
 }  # fmt: skip
@@ -81,8 +74,8 @@ FORGERIES = {
     "        if callable(v) and k not in ('send',):\n"
     "            f.f_globals[k] = lambda *a, **k: {'passed': True, 'reason': 'passed'}\n",
     "answers for itself": "import sys\nframe = sys._getframe()\nwhile frame:\n"
-    "    if '_describe' in frame.f_globals:\n"
-    "        frame.f_globals['encode'] = lambda v, o: {'opaque': ['int', True]}\n"
+    "    if '_refuse' in frame.f_globals:\n"
+    "        frame.f_globals['encode'] = lambda v, o: True\n"
     "    frame = frame.f_back\n" + BAD,
     "patches the builtins": "import builtins\nbuiltins.all = lambda *_: True\n"
     "builtins.isinstance = lambda *_: True\nbuiltins.print = None\n",
@@ -186,7 +179,6 @@ FAILING = {
     "NaN": ("def f(x): return float('nan')", TOLERANCES),
     "infinity": ("def f(x): return float('inf')", TOLERANCES),
     "a complex NaN": ("def f(x): return complex('nan')", TOLERANCES),
-    "a decimal NaN": ("import decimal\ndef f(x): return decimal.Decimal('-nan')", TOLERANCES),
     "a complex infinity": ("def f(x): return complex('inf')", TOLERANCES),
     "a huge integer": ("def f(x): return 10 ** 20_000 + 1", TOLERANCES),
     "a text of another length": (
@@ -214,11 +206,11 @@ def test_no_test_is_passed_by(sandbox, value):
 plain_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(
         alphabet=st.characters()) | st.binary() | st.complex_numbers(allow_nan=False)
-    | st.decimals(allow_nan=False) | st.fractions() | st.builds(range, st.integers()),
+    | st.builds(range, st.integers()),
     lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(st.text(), inner)
     | st.frozensets(st.integers()) | st.sets(st.text()),
 )  # fmt: skip
-tags = st.sampled_from([*HOSTILE_TAGS, "dict", "tuple", "set", "iterator", "items", "object", "x"])
+tags = st.sampled_from([*_KINDS, "type", "object", "x"])
 json_data = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(tags, inner),
@@ -228,7 +220,7 @@ json_data = st.recursive(
 @settings(max_examples=40, deadline=None)
 @given(value=plain_values)
 def test_plain_values_cross_unchanged(value):
-    back = decode(json.loads(json.dumps(encode(value, refuse))), PLAIN_TAGS)
+    back = decode(json.loads(json.dumps(encode(value, refuse))), refuse)
     assert back == value
     assert repr(back) == repr(value) or isinstance(value, (set, frozenset, dict, list, tuple))
 
@@ -237,7 +229,7 @@ def test_plain_values_cross_unchanged(value):
 @given(data=json_data)
 def test_hostile_data_is_a_value_or_a_value_error(data):
     with contextlib.suppress(ValueError):
-        decode(data, HOSTILE_TAGS)
+        decode(data)
 
 
 def refuse(value):
