@@ -24,7 +24,6 @@ from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.utils import is_in_notebook
 
 BLOCKS: Final = "▁▂▃▄▅▆▇█"
-ASCII_BLOCKS: Final = "_.-=+*%#"
 CURVE_WIDTH: Final = 40
 MAX_TERMS: Final = 8
 MAX_ENVS: Final = 16
@@ -139,9 +138,8 @@ class LiveView(TrainerCallback, JupyterMixin):  # type: ignore[misc]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Render the panel; a thread of rich does so while metrics are added."""
-        blocks = ASCII_BLOCKS if options.ascii_only else BLOCKS
         logs = self._newest
-        parts: list[Any] = [self._progress(), "", self._curve_table(blocks)]
+        parts: list[Any] = [self._progress(), "", self._curve_table()]
         if logs:
             parts += ["", _numbers(logs), "", _times(logs), _failures(logs)]
         alarms = [
@@ -168,7 +166,7 @@ class LiveView(TrainerCallback, JupyterMixin):  # type: ignore[misc]
         )
         return table
 
-    def _curve_table(self, blocks: str) -> Table:
+    def _curve_table(self) -> Table:
         """Return success, return, reward terms and environments, each with its curve."""
         names = sorted(name for name in list(self._curves) if name.startswith("rewards/"))
         rows = [
@@ -184,7 +182,7 @@ class LiveView(TrainerCallback, JupyterMixin):  # type: ignore[misc]
         table = Table.grid(labels, values, Column(no_wrap=True), padding=(0, 2))
         for label, form, curve, colour in rows:
             if curve:
-                drawn = Text(sparkline(curve, CURVE_WIDTH, blocks), colour)
+                drawn = Text(sparkline(curve, CURVE_WIDTH), colour)
                 table.add_row(label, form.format(curve[-1]), drawn)
         return table
 
@@ -262,20 +260,21 @@ def show_progress(trainer: Any, title: str) -> LiveView | PlainProgress:
         trainer.remove_callback(kind)
     console = Console(stderr=True)
     progress: LiveView | PlainProgress = PlainProgress()
-    if is_in_notebook() or (console.is_terminal and not console.is_dumb_terminal):
+    can_draw = console.is_terminal and not console.is_dumb_terminal
+    if is_in_notebook() or (can_draw and console.encoding.startswith("utf")):
         progress = LiveView(title, trainer, console)
     trainer.add_callback(progress)
     return progress
 
 
-def sparkline(values: Sequence[float], width: int, blocks: str = BLOCKS) -> str:
+def sparkline(values: Sequence[float], width: int) -> str:
     """Return a curve of at most `width` characters; each is the mean of its share of values."""
     if len(values) > width:
         cuts = [round(i * len(values) / width) for i in range(width + 1)]
         values = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(cuts)]
     low, high = min(values, default=0.0), max(values, default=0.0)
-    scale = (len(blocks) - 1) / (high - low) if high > low else 0.0
-    return "".join(blocks[round((value - low) * scale)] for value in values)
+    scale = (len(BLOCKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(BLOCKS[round((value - low) * scale)] for value in values)
 
 
 def duration(seconds: float) -> str:

@@ -10,7 +10,6 @@ from transformers import TrainerCallback
 
 from agent_trainers.monitoring import live_view
 from agent_trainers.monitoring.live_view import (
-    ASCII_BLOCKS,
     LiveView,
     PlainProgress,
     show_in_notebook,
@@ -93,7 +92,6 @@ def test_the_view_shows_each_of_several_environments_in_training_and_in_evaluati
 def test_a_sparkline_goes_from_the_lowest_value_to_the_highest():
     assert [sparkline(values, 10) for values in ([0, 1, 2, 7], [3, 3], [])] == ["▁▂▃█", "▁▁", ""]
     assert sparkline([0, 0, 4, 4], 2) == "▁█"  # each stands for the mean of two
-    assert sparkline([0, 1], 2, ASCII_BLOCKS) == "_#"
 
 
 def test_prints_and_logs_appear_above_the_view_and_the_terminal_is_restored(monkeypatch):
