@@ -7,35 +7,26 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from agent_envs.data.files import fsync_file, write_json
-from agent_envs.errors import CheckpointError, ConfigurationError
+from agent_envs.errors import ConfigurationError
 
 UNFINISHED: Final = "_unfinished"  # TRL does not upload names with a leading underscore
 MANIFEST: Final = "checkpoint.json"
 WEIGHTS: Final = ("model", "adapter_model", "pytorch_model")
 
 
-class Found(NamedTuple):
-    """Result of `find_checkpoint`."""
-
-    checkpoint: Path | None
-    """The newest undamaged checkpoint."""
-    damaged: tuple[str, ...]
-    """Newer ones, each with the reason."""
-
-
-def find_checkpoint(folder: Path) -> Found:
-    """Return the newest undamaged checkpoint in `folder`."""
+def find_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
+    """Return the newest undamaged checkpoint in `folder`, and newer ones with their damage."""
     steps = [int(n) for p in folder.glob("checkpoint-*") if (n := p.name[11:]).isdecimal()]
     damaged: list[str] = []
     for step in sorted(steps, reverse=True):
         checkpoint = folder / f"checkpoint-{step}"
         if (damage := find_damage(checkpoint)) is None:
-            return Found(checkpoint, tuple(damaged))
+            return checkpoint, damaged
         damaged.append(f"{checkpoint}: {damage}")
-    return Found(None, tuple(damaged))
+    return None, damaged
 
 
 def find_damage(checkpoint: Path) -> str | None:
@@ -50,21 +41,6 @@ def find_damage(checkpoint: Path) -> str | None:
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         return f"{MANIFEST} or a file in it cannot be read ({error})"
     return None
-
-
-def check_checkpoint(checkpoint: Path) -> None:
-    """Raise `CheckpointError` if a checkpoint is missing or damaged.
-
-    One of another trainer, without a list of its files, is accepted.
-    """
-    damage = None if checkpoint.is_dir() else "no such folder"
-    if (checkpoint / MANIFEST).exists():
-        damage = find_damage(checkpoint)
-    if damage is not None:
-        raise CheckpointError(
-            f"Checkpoint {checkpoint} cannot be used: {damage}. Resume from an older one, or use "
-            "--resume, which takes the newest undamaged one."
-        )
 
 
 def publish_folder(finished: Path, target: Path) -> None:

@@ -67,6 +67,7 @@ _MICRO_BATCH: Final = "it is taken of a micro-batch, with which the loss would c
 _REFUSALS: Final[tuple[tuple[str, tuple[Any, ...], str], ...]] = (
     ("vllm_importance_sampling_mode", ("token_truncate", "token_mask"), "a row has several steps"),
     ("enable_jit_checkpoint", (False,), "agent-r1-train saves when it is stopped"),
+    ("load_best_model_at_end", (False,), "compare checkpoints with agent-r1-eval"),
     ("off_policy_mask_threshold", (None,), "it averages over rows"),
     ("top_entropy_quantile", (1.0,), _MICRO_BATCH),
     ("entropy_coef", (0.0,), _MICRO_BATCH),

@@ -65,8 +65,13 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
             resume_from_checkpoint = self.last_checkpoint()
             if resume_from_checkpoint is None:
                 raise CheckpointError(f"There is no checkpoint in {self.args.output_dir}.")
-        elif resume_from_checkpoint:
-            checkpoints.check_checkpoint(Path(resume_from_checkpoint))
+        elif resume_from_checkpoint and (
+            damage := checkpoints.find_damage(Path(resume_from_checkpoint))
+        ):
+            raise CheckpointError(
+                f"Checkpoint {resume_from_checkpoint} cannot be used: {damage}. Resume from an "
+                "older one, or use --resume, which takes the newest undamaged one."
+            )
         self._resume_path = resume_from_checkpoint or None
         self._started = time.perf_counter()
         try:
@@ -109,16 +114,10 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
         with self._stage(folder, f"The checkpoint of step {self.state.global_step}") as staging:
             super()._save_checkpoint(model, trial)
             self.accelerator.wait_for_everyone()
-            is_best = self.state.best_model_checkpoint == str(staging / name)
-            if is_best:
-                self.state.best_model_checkpoint = str(folder / name)
             if self.args.should_save:
-                if is_best:
-                    self.state.save_to_json(str(staging / name / "trainer_state.json"))
                 checkpoints.publish_folder(staging / name, folder / name)
-                best, limit = self.state.best_model_checkpoint, self.args.save_total_limit
                 # by time: a damaged one of a later step goes first
-                rotate_checkpoints(str(folder), limit, best, use_mtime=True)
+                rotate_checkpoints(str(folder), self.args.save_total_limit, use_mtime=True)
         self.accelerator.wait_for_everyone()
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(folder / name))
@@ -146,8 +145,7 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
         path = self._state_file(checkpoint)
         if not path.exists():  # saved by fewer processes
             path = path.with_name("run_state_0.pt")
-        if path.exists():  # otherwise another trainer wrote the checkpoint
-            self._restore(torch.load(path, map_location="cpu"), path)
+        self._restore(torch.load(path, map_location="cpu"), path)
         if self.args.sync_ref_model and (reference := Path(checkpoint) / REFERENCE_FILE).exists():
             self.accelerator.unwrap_model(self.ref_model).load_state_dict(load_file(reference))
 

@@ -67,7 +67,7 @@ def test_two_processes_stop_at_the_same_step(tmp_path):
     layout = ("--num_processes", "2", "--per_device_train_batch_size", "2")
     code, errors = stop_after_a_checkpoint(tmp_path, signal.SIGINT, *layout)
     assert code == 130
-    checkpoint = find_checkpoint(tmp_path).checkpoint
+    checkpoint = find_checkpoint(tmp_path)[0]
     assert f"saved in {checkpoint}" in errors
     assert "Resume with the same command and --resume" in errors
     assert "Traceback" not in errors

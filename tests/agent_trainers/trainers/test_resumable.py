@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 from datasets import Dataset
-from transformers import TrainerCallback, TrainerState
+from transformers import TrainerCallback
 
 from agent_envs import ConfigurationError
 from agent_envs.errors import CheckpointError
@@ -147,8 +147,11 @@ def test_damaged_checkpoints_are_skipped_with_a_warning(whole, copy, tmp_path, c
         state.write_text("{}")
     with pytest.raises(CheckpointError, match=r"checkpoint-1: trainer_state.json is damaged"):
         make_trainer(copy, **BUFFER).train(resume_from_checkpoint=True)
+    new = make_trainer(tmp_path / "new")
     with pytest.raises(CheckpointError, match="There is no checkpoint in"):
-        make_trainer(tmp_path / "new").train(resume_from_checkpoint=True)
+        new.train(resume_from_checkpoint=True)
+    with pytest.raises(CheckpointError, match=r"trainer_state.json is damaged.*--resume"):
+        new.train(resume_from_checkpoint=str(bad.parent))
 
 
 def test_a_full_disk_is_a_clear_error_and_what_was_saved_stays(tmp_path):
@@ -172,7 +175,7 @@ def test_a_full_disk_is_a_clear_error_and_what_was_saved_stays(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == saved
-    assert checkpoints.find_checkpoint(tmp_path / "run").checkpoint is not None
+    assert checkpoints.find_checkpoint(tmp_path / "run")[0] is not None
     assert not (tmp_path / "run" / checkpoints.UNFINISHED).exists()  # room is given back
 
 
@@ -183,20 +186,3 @@ def test_another_batch_layout_resumes_at_the_end_of_a_buffer_only(copy):
     other = make_trainer(copy.parent / "other", per_device_train_batch_size=8)
     other.train(resume_from_checkpoint=str(copy / "checkpoint-4"))
     assert other.state.global_step == 5
-
-
-def test_the_best_checkpoint_is_recorded_by_its_final_path(tmp_path):
-    settings = {
-        "load_best_model_at_end": True, "metric_for_best_model": "loss", "eval_strategy": "steps",
-        "eval_steps": 1, "max_steps": 2,
-    }  # fmt: skip
-    tasks = Dataset.from_dict({"task": [0]})
-    trainer = make_trainer(tmp_path / "run", eval_dataset=tasks, **settings)
-    trainer.train()
-    best = trainer.state.best_model_checkpoint
-    assert best in {str(tmp_path / "run" / f"checkpoint-{step}") for step in (1, 2)}
-    saved = TrainerState.load_from_json(
-        str(tmp_path / "run" / "checkpoint-2" / "trainer_state.json")
-    )
-    assert saved.best_model_checkpoint == best
-    assert checkpoints.find_damage(tmp_path / "run" / "checkpoint-2") is None
