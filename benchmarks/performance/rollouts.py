@@ -195,7 +195,8 @@ class _TheirSide:
         """Return the seconds of generation and tools."""
         self.latencies.is_off = without_latencies
         self._trainer._generate_and_score_completions(self._inputs)
-        _check({env._episode.num_turns for env in self._trainer.environments}, self._num_turns)
+        # TRL does not carry out the calls of the last turn
+        _check({env._episode.num_turns for env in self._trainer.environments}, self._num_turns - 1)
         return self._seconds
 
     def _timed_generate(self, prompts: list[Any]) -> Any:
