@@ -10,17 +10,15 @@ from agent_envs import scoring
 from agent_envs.core.lookup import lookup
 from agent_envs.core.rewards import NOTHING, RewardFunction
 from agent_envs.core.tasks import Task
-from agent_envs.core.tool import DEFAULT_TIMEOUT_SECONDS, ToolResult
+from agent_envs.core.tool import DEFAULT_TIMEOUT_SECONDS
 from agent_envs.data.dataset_env import DatasetEnv
 from agent_envs.data.sources import DatasetSpec, FileStamp, Source
 from agent_envs.envs.qa.injection import TASK_PREFIX, VARIANTS
 from agent_envs.envs.qa.retrieval import RetrievalQAEnv
 from agent_envs.envs.qa.rows import QARow
 from agent_envs.errors import ConfigurationError
-from agent_envs.formats.tool_formats import ParsedAction
 from agent_envs.retrieval import (
     Corpus,
-    Hit,
     Page,
     Passage,
     RetrievalClient,
@@ -30,7 +28,6 @@ from agent_envs.retrieval import (
     load_passages,
 )
 from agent_envs.retrieval.bm25 import BM25Retriever
-from agent_envs.tools.evidence import EvidenceTable
 from agent_envs.tools.notebook import Note, Notebook
 from agent_envs.tools.pages import PageReader
 from agent_envs.tools.search import make_search_tool
@@ -49,21 +46,19 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
 
     Tool: ``search(query)``. By name in ``tools=``: ``"read"`` (``read(title)``, sentences with
     their numbers), ``"find_in_page"``, ``"note"`` (``note``, ``drop_note``: a numbered list of
-    evidence that is part of every state), ``"plan"``, and ``"evidence"`` (``decompose``,
-    ``filtered_search``, ``query_log``, ``add_evidence``, ``evidence_table``). With ``"note"``,
-    notes with a title and a sentence cite supporting facts, which metrics compare with the gold
-    ones where the data set has any.
+    evidence that is part of every state) and ``"plan"``. With ``"note"``, notes with a title and a
+    sentence cite supporting facts, which metrics compare with the gold ones where the data set has
+    any.
 
     Reward terms: those of `RetrievalQAEnv`; ``supporting_fact_f1`` and ``joint_f1`` at the end
     (outcome), which need the tool ``"note"``. The episode ends with an answer.
     """
 
     dataset: DatasetSpec[QARow]
-    optional_tool_names = ("read", "find_in_page", "note", "plan", "evidence")
-    search_tools = frozenset({"search", "filtered_search"})
+    optional_tool_names = ("read", "find_in_page", "note", "plan")
     reward_functions = {**RetrievalQAEnv.reward_functions, **_CITATION_TERMS}
     outcome_terms = RetrievalQAEnv.outcome_terms | set(_CITATION_TERMS)
-    not_in_snapshots = frozenset({"_engine", "_reader", "_evidence"})
+    not_in_snapshots = frozenset({"_engine", "_reader"})
 
     def __init__(
         self,
@@ -99,15 +94,16 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
         is_local = isinstance(retriever, BM25Retriever) or (
             isinstance(retriever, str) and not _is_url(retriever)
         )
-        searching: dict[str, Any] = {
-            "top_k": top_k,
-            "show": self.show_passage,
-            "timeout": None if is_local else DEFAULT_TIMEOUT_SECONDS,
-        }
-        self._evidence = EvidenceTable(self, **searching)
+        search = make_search_tool(
+            self,
+            top_k=top_k,
+            show=self.show_passage,
+            timeout=None if is_local else DEFAULT_TIMEOUT_SECONDS,
+            stateful=self.is_injected,
+        )
         super().__init__(
-            default_tools=[make_search_tool(self, **searching, stateful=self.is_injected)],
-            optional_tools=self._reader.tools | self._notebook.tools | self._evidence.tools,
+            default_tools=[search],
+            optional_tools=self._reader.tools | self._notebook.tools,
             **shared,
         )
         if "note" not in self.tools and (terms := _CITATION_TERMS.keys() & self.reward_weights):
@@ -133,14 +129,6 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
         super().begin_episode()
         self._reader.close()
         self._notebook.clear()
-        self._evidence.clear()
-
-    def on_result(self, action: ParsedAction, result: ToolResult) -> None:
-        super().on_result(action, result)
-        if action.name in self.search_tools and "evidence_table" in self.tools:
-            hits = result.data if isinstance(result.data, list) else []
-            query = str((action.arguments or {}).get("query", ""))
-            self._evidence.log(query, [hit for hit in hits if isinstance(hit, Hit)])
 
     def _show_page(self, page: Page) -> Page:
         text = self.planted_text(page.passage)

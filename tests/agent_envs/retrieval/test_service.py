@@ -203,14 +203,13 @@ def test_a_server_whose_head_never_ends_times_out():
 
 def test_a_failing_server_is_an_observation(questions):
     with answering((200, b"<html>")) as (url, _):
-        env = make(questions, RetrievalClient(url, timeout_seconds=0.3), tools=["evidence"])
+        env = make(questions, RetrievalClient(url, timeout_seconds=0.3))
         env.reset(seed=0)
-        for tool in ("search", "filtered_search"):
-            call = env.unwrapped.write_call(tool, query="oslo")
-            observation, _, terminated, _, info = env.step(call)
-            assert observation == UNAVAILABLE_TEXT
-            assert info["action"]["error"] == "tool_error"
-            assert not terminated
+        call = env.unwrapped.write_call("search", query="oslo")
+        observation, _, terminated, _, info = env.step(call)
+        assert observation == UNAVAILABLE_TEXT
+        assert info["action"]["error"] == "tool_error"
+        assert not terminated
     with answering(REFUSAL) as (url, _):
         env = make(questions, RetrievalClient(url))
         env.reset(seed=0)
