@@ -68,9 +68,7 @@ def judge(level: Level, program: str, tests: str, **options: Any) -> Verdict:
 
 
 def _retry(level: Level, use: Callable[[Sandbox], _T], failed: _T) -> _T:
-    """Use the shared sandbox, and if it fails a new one; return `failed` if both fail.
-
-    An earlier program may have broken the first.
+    """Use the shared sandbox, a second time if it fails; return `failed` if both fail.
 
     Raises:
         SandboxError: If an empty program fails, too: the machine is the cause.
@@ -79,16 +77,9 @@ def _retry(level: Level, use: Callable[[Sandbox], _T], failed: _T) -> _T:
         try:
             return use(shared_sandbox(level))
         except SandboxError as error:
-            _LOGGER.warning("The sandbox failed and is opened again: %s", error)
-            _forget_shared(level)
+            _LOGGER.warning("The sandbox failed: %s", error)
     shared_sandbox(level).run_python("")
     return failed
-
-
-def _forget_shared(level: Level) -> None:
-    # Not closed: programs of other threads may still run in it. It ends with this process.
-    with _OPENING:
-        _SHARED.pop(level, None)
 
 
 class PythonSession:
@@ -116,7 +107,6 @@ class PythonSession:
             result = self._session.run(code)
         except SandboxError:
             self.close()
-            _forget_shared(self._level)
             raise
         text = describe(result)
         if self._session.is_closed:
