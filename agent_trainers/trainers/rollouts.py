@@ -15,7 +15,7 @@ import numpy as np
 
 from agent_trainers.algorithms.episodes import is_rounding
 from agent_trainers.batching.distributed import ProcessGroup
-from agent_trainers.monitoring.episode_statistics import summarise
+from agent_trainers.monitoring.episode_statistics import EpisodeSummary, summarise
 from agent_trainers.rollout.collector import Collector
 from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.tasks.samplers import GroupResult, TaskSampler
@@ -87,7 +87,7 @@ class TrainerRollouts:
         trajectories = self._collect(specs, mode, step, factors)
         if sampler is not None and (self._args.max_extra_groups or self._args.curriculum):
             places = [i // size for i in numbers]
-            results = self._results(specs, places, trajectories, factors)
+            results = self._results(places, trajectories, factors)
             metrics |= self._resample(sampler, trajectories, results, numbers, step, factors)
             scored = [results[number] for number in sorted(results)]
             sampler.observe([r for r in scored if not math.isnan(r.success)])
@@ -162,7 +162,7 @@ class TrainerRollouts:
                 for i, p in zip(own, places, strict=True)
             ]
             extra = self._collect(specs, "train", step, factors)
-            results |= self._results(specs, [new[p] for p in places], extra, factors)
+            results |= self._results([new[p] for p in places], extra, factors)
             held |= {p: number for p, number in new.items() if results[number].has_variance}
             for i, place, trajectory in zip(own, places, extra, strict=True):
                 if held[place] == new[place]:
@@ -177,30 +177,22 @@ class TrainerRollouts:
         }
 
     def _results(
-        self,
-        specs: Sequence[EpisodeSpec],
-        numbers: Sequence[int],
-        trajectories: Sequence[Trajectory],
-        factors: Mapping[str, float],
+        self, numbers: Sequence[int], played: Sequence[Trajectory], factors: Mapping[str, float]
     ) -> dict[int, GroupResult]:
         """Return the outcome of each group of all processes, by number; collective."""
-        own = []
-        episodes = [trajectory for trajectory in trajectories if not trajectory.start]
-        for spec, number, trajectory in zip(specs, numbers, episodes, strict=True):
-            summary = summarise(trajectory, factors)
-            return_ = float(sum(summary.rewards))
-            success = float(summary.success if "success" in summary.metrics else return_ > 0)
-            scored = [(success, return_)] if summary.is_scorable else []
-            own.append((number, spec.env, scored))
-        groups: dict[int, tuple[str, list[tuple[float, float]]]] = {}
-        for number, env, scored in self._processes.all_gather_objects(own):
-            groups.setdefault(number, (env, []))[1].extend(scored)
+        own = [summarise(trajectory, factors) for trajectory in played if not trajectory.start]
+        groups: dict[int, list[EpisodeSummary]] = {}
+        pairs = list(zip(numbers, own, strict=True))
+        for number, episode in self._processes.all_gather_objects(pairs):
+            groups.setdefault(number, []).append(episode)
         results = {}
-        for number, (env, scored) in sorted(groups.items()):
-            returns = [return_ for _, return_ in scored] or [0.0]
+        for number, members in sorted(groups.items()):
+            scored = [episode for episode in members if episode.is_scorable]
+            returns = [sum(episode.rewards) for episode in scored] or [0.0]
+            solved = [e.success if "success" in e.metrics else sum(e.rewards) > 0 for e in scored]
             results[number] = GroupResult(
-                env=env,
-                success=float(np.mean([s for s, _ in scored])) if scored else math.nan,
+                env=members[0].env,
+                success=float(np.mean(solved)) if scored else math.nan,
                 has_variance=not is_rounding(max(returns) - min(returns), 0.0),
             )
         return results
