@@ -195,8 +195,7 @@ class _TheirSide:
         """Return the seconds of generation and tools."""
         self.latencies.is_off = without_latencies
         self._trainer._generate_and_score_completions(self._inputs)
-        # TRL does not carry out the calls of the last turn
-        _check({env._episode.num_turns for env in self._trainer.environments}, self._num_turns - 1)
+        _check({env._episode.num_turns for env in self._trainer.environments}, self._num_turns)
         return self._seconds
 
     def _timed_generate(self, prompts: list[Any]) -> Any:
