@@ -47,11 +47,13 @@ class TRLEnvironment:
 
     _id: ClassVar[str]
     _kwargs: ClassVar[Mapping[str, Any]]
+    _tool_names: ClassVar[frozenset[str]]
 
     def __init__(self) -> None:
         """Start without an environment: the first `reset` makes it, later ones reuse it."""
         self._episode: OwnEpisode | None = None
         self._is_finished = self._has_failed = False
+        self._num_calls = 0
 
     def reset(self, seed: int | None = None, task: int | None = None, **row: Any) -> str:
         """Begin the episode of a dataset row."""
@@ -61,6 +63,7 @@ class TRLEnvironment:
                 "would get different tasks. tasks_dataset() makes one that has both."
             )
         self._is_finished = self._has_failed = False
+        self._num_calls = 0
         if self._episode is None:
             self._episode = OwnEpisode(self._id, self._kwargs)
         self._episode.reset(seed=task if seed is None else seed, task=task)
@@ -68,6 +71,7 @@ class TRLEnvironment:
 
     def _call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Carry out a tool call; the environment validates its arguments."""
+        self._num_calls += 1
         if self._has_failed:
             return OVER_TEXT
         if self._episode is None:
@@ -87,11 +91,27 @@ class TRLEnvironment:
         return episode.text
 
     def _finish(self, completion: Completion) -> None:
-        """Take the last turn, if it has no call, as the answer."""
+        """Carry out what TRL does not: the answer, or the calls beyond its limit of turns."""
         self._is_finished = True
         last = completion[-1]
-        if last["role"] == "assistant" and not last.get("tool_calls"):
+        if last["role"] != "assistant":
+            return
+        if not last.get("tool_calls"):
             self._step(str(last.get("content") or ""))
+            return
+        # TRL may have carried out calls and dropped them and their results as too long
+        calls = [call for message in completion for call in self._valid_calls(message)]
+        for call in calls[self._num_calls :]:
+            self._call(call["name"], call["arguments"])
+
+    def _valid_calls(self, message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """Return the calls of a message that TRL can pass to a method."""
+        calls = [call.get("function") or {} for call in message.get("tool_calls") or ()]
+        return [
+            call
+            for call in calls
+            if call.get("name") in self._tool_names and isinstance(call.get("arguments"), Mapping)
+        ]
 
 
 def environment_factory(id: str, /, **kwargs: Any) -> type[TRLEnvironment]:
@@ -117,7 +137,7 @@ def environment_factory(id: str, /, **kwargs: Any) -> type[TRLEnvironment]:
     probe.close()
     name = id.rpartition("/")[2].rpartition("-v")[0] or id
     members: dict[str, Any] = {"__doc__": type(env).__doc__, "__module__": __name__, **methods}
-    members |= {"_id": id, "_kwargs": kwargs}
+    members |= {"_id": id, "_kwargs": kwargs, "_tool_names": frozenset(methods)}
     return type(name, (TRLEnvironment,), members)
 
 

@@ -166,6 +166,17 @@ def test_the_last_text_is_the_answer_and_every_term_is_logged(environment):
     }
 
 
+@pytest.mark.parametrize("was_carried_out", [False, True], ids=["beyond the limit", "too long"])
+def test_a_call_whose_result_trl_drops_is_carried_out_once(environment, was_carried_out):
+    environment.reset(task=3)
+    query = query_of(environment._episode.env.unwrapped.reference_actions()[0])
+    if was_carried_out:
+        environment.search(query=query)
+    completion = [called("search", query=query)]
+    assert environment_return([completion], [environment]) == [pytest.approx(0.1)]
+    assert environment._episode.num_turns == 1
+
+
 def test_wrong_calls_are_steps_and_calls_after_the_end_are_not(environment):
     environment.reset(task=3)
     assert environment.search(nonsense=1).startswith("Wrong arguments for 'search'")

@@ -2,9 +2,12 @@ import json
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from agent_envs import ConfigurationError, DataError
+from agent_envs import ConfigurationError, DataError, UnknownNameError
 from agent_envs.retrieval import (
+    RETRIEVERS,
     Corpus,
     FusedRetriever,
     Hit,
@@ -37,9 +40,10 @@ def titles(hits):
         ("xylophone ?!", 3, []),
     ],
 )
-def test_a_query_finds_the_best_passages(query, top_k, expected):
+@pytest.mark.parametrize("backend", RETRIEVERS)
+def test_a_query_finds_the_best_passages(query, top_k, expected, backend):
     corpus = Corpus([*PASSAGES, Passage("The Who", "They were who they were.")])
-    hits = build_retriever(corpus).search(query, top_k)
+    hits = build_retriever(corpus, backend).search(query, top_k)
     assert titles(hits) == expected
 
 
@@ -61,7 +65,20 @@ def test_tiny_and_empty_corpora_are_searched():
         assert build_retriever(Corpus(passages)).search("x", 1) == []
 
 
-def test_a_wrong_top_k_is_an_error():
+WORDS = st.sampled_from("red blue green harbor film star city old new the of".split())
+TEXTS = st.lists(WORDS, min_size=1, max_size=12).map(" ".join)
+
+
+@given(st.lists(TEXTS, max_size=20), TEXTS, st.integers(1, 25))
+def test_all_engines_find_the_same_passages_with_the_same_scores(texts, query, top_k):
+    corpus = Corpus(Passage(str(i), text) for i, text in enumerate(texts))
+    one, other = (build_retriever(corpus, name).search(query, top_k) for name in RETRIEVERS)
+    assert [hit.score for hit in one] == pytest.approx([hit.score for hit in other], abs=2e-4)
+
+
+def test_wrong_arguments_are_errors():
+    with pytest.raises(UnknownNameError, match="Did you mean 'bm25'"):
+        build_retriever(Corpus(PASSAGES), "bm25x")
     with pytest.raises(ConfigurationError, match="top_k"):
         build_retriever(Corpus(PASSAGES)).search("x", 0)
 
