@@ -118,12 +118,13 @@ def _json_value(value: Any) -> Any:
 
 
 class RunningMeans:
-    """Means over micro-batches, gathered over all processes."""
+    """Means and maxima over micro-batches, gathered over all processes."""
 
     def __init__(self, processes: ProcessGroup) -> None:
         """Gather through `processes`."""
         self._processes = processes
         self._sums: dict[str, npt.NDArray[np.float32]] = {}
+        self._maxima: dict[str, float] = {}
 
     def add(self, name: str, part: Any, whole: Any = 1.0) -> None:
         """Add to numerator and denominator of a mean."""
@@ -134,15 +135,21 @@ class RunningMeans:
         """Add the values of the tokens in `mask` to a mean."""
         self.add(name, (values.detach() * mask).sum(), mask.sum())
 
+    def add_maximum(self, name: str, value: float) -> None:
+        """Add a value to a maximum."""
+        self._maxima[name] = max(self._maxima.get(name, value), value)
+
     def gather(self) -> dict[str, float]:
         """Return the results since the last call; each process must have added the same names."""
-        everyone = self._processes.all_gather_objects([self._sums])
-        means = {}
+        everyone = self._processes.all_gather_objects([(self._sums, self._maxima)])
+        results = {}
         for name in self._sums:
-            part, whole = np.sum([sums[name] for sums in everyone], axis=0).tolist()
-            means[name] = part / whole if whole else 0.0
-        self._sums = {}
-        return means
+            part, whole = np.sum([sums[name] for sums, _ in everyone], axis=0).tolist()
+            results[name] = part / whole if whole else 0.0
+        for name in self._maxima:
+            results[name] = max(maxima[name] for _, maxima in everyone)
+        self._sums, self._maxima = {}, {}
+        return results
 
 
 class StepClock(TrainerCallback):  # type: ignore[misc]

@@ -37,6 +37,7 @@ from agent_trainers.trainers.extensions import Extension
 
 Batch = Mapping[str, torch.Tensor]
 DRIFT: Final = "sampling/sampling_logp_difference/mean"
+MAX_DRIFT: Final = "sampling/sampling_logp_difference/max"
 MAX_KL_RATIO: Final = 3.0
 """Bound of the importance ratio that weighs the divergence, as in TRL."""
 
@@ -233,6 +234,7 @@ class Scorer:
         mask = batch["action_mask"] * sampled.isfinite()  # vLLM leaves some out
         difference = torch.where(mask.bool(), (logprobs - sampled).abs(), 0.0)
         self._means.add_mean(DRIFT, difference, mask)
+        self._means.add_maximum(MAX_DRIFT, float(difference.max()))
 
 
 def body_of(model: Any) -> Any:

@@ -268,7 +268,7 @@ def test_neither_dropout_nor_the_models_own_settings_reach_sampling(
     trainer = make_trainer(model=model, **settings)
     trainer.train()
     logged = [entry for entry in trainer.state.log_history if "loss" in entry]
-    assert logged[0]["sampling/sampling_logp_difference/mean"] < 1e-5
+    assert logged[0]["sampling/sampling_logp_difference/max"] < 1e-4
     assert (trainer.current_logprobs() == trainer.current_logprobs()).all()
     # The pass that trains drops out, as TRL's does: other tokens each time, at learning rate 0.
     assert logged[0]["entropy"] != logged[1]["entropy"]

@@ -58,7 +58,7 @@ def test_what_is_trained_is_what_was_sampled(make_trainer):
     trainer = make_trainer(max_steps=2)
     trainer.train()
     logged = trainer.state.log_history[0]
-    assert logged["sampling/sampling_logp_difference/mean"] < 1e-5
+    assert logged["sampling/sampling_logp_difference/max"] < 1e-4
     assert logged["episodes/answered"] == 1.0
     assert logged["tools/calls/search"] > 0
     assert len({t.task_id for t in trainer.trajectories["train"]}) > 1

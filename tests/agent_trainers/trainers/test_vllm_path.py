@@ -87,4 +87,5 @@ def test_weights_are_synchronised_once_a_step_and_drift_is_reported(make_trainer
     assert set(trainer.vllm_generation.num_generations) == {1}
     logged = trainer.state.log_history[0]
     assert logged["sampling/sampling_logp_difference/mean"] == pytest.approx(0.1, abs=1e-3)
+    assert logged["sampling/sampling_logp_difference/max"] == pytest.approx(0.1, abs=1e-3)
     assert logged["sampling/importance_sampling_ratio/mean"] == pytest.approx(np.exp(0.1), abs=1e-3)
