@@ -125,10 +125,10 @@ def _step(sample: TrajectorySample, t: int, tokenizer: Any) -> Iterator[Text]:
     """Yield the change of state before a step, its action with advantages, and its reward."""
     transition = sample.trajectory.transitions[t]
     trained = sample.steps[t] if sample.steps is not None else None
-    change = state_change(sample.trajectory, t)
+    added, dropped = state_change(sample.trajectory, t)
     if trained is not None and trained.fork_reason:
         yield Text(f"a new row begins here: {trained.fork_reason}", "blue")
-    for mark, style, messages in (("-", "red", change.dropped), ("+", "cyan", change.added)):
+    for mark, style, messages in (("-", "red", dropped), ("+", "cyan", added)):
         for message in messages:
             content = Text(str(message.get("content", "")))
             content.truncate(MAX_MESSAGE_CHARS, overflow="ellipsis")

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -77,15 +77,6 @@ class TrajectorySample:
     """Signs of reward hacking in it."""
     diagnosis: Any = None
     """The step that lost it, if diagnosed."""
-
-
-class StateChange(NamedTuple):
-    """Difference of a state from the previous one with its action."""
-
-    added: list[Message]
-    """New messages; all of them in a first state."""
-    dropped: list[Message]
-    """Messages that were removed or shortened."""
 
 
 def step_tokens(
@@ -170,11 +161,14 @@ def trained_samples(
     return samples
 
 
-def state_change(trajectory: Trajectory, step: int) -> StateChange:
-    """Return the messages that the state of `step` added to and dropped from the conversation."""
+def state_change(trajectory: Trajectory, step: int) -> tuple[list[Message], list[Message]]:
+    """Return the messages that the state of `step` added to the last one and its action.
+
+    The second list holds those that were removed or shortened.
+    """
     after: list[Message] = list(trajectory.transitions[step].messages)
     if step == 0:
-        return StateChange(added=after, dropped=[])
+        return after, []
     previous = trajectory.transitions[step - 1]
     before = [*previous.messages, _action_message(previous, after)]
     # what follows the model's last message is new, even if it repeats earlier text
@@ -188,7 +182,7 @@ def state_change(trajectory: Trajectory, step: int) -> StateChange:
         if kind != "equal":
             dropped += before[i:j]
             added += kept[k:m]
-    return StateChange(added=[*added, *new], dropped=dropped)
+    return [*added, *new], dropped
 
 
 def _action_message(previous: Transition, after: Sequence[Message]) -> Message:

@@ -7,7 +7,6 @@ are in one place below, and each states what it relies on.
 """
 
 import functools
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -114,10 +113,6 @@ class StepGRPOTrainer(ResumableTrainer):
         if isinstance(source, EnvMixture) or args.curriculum or args.max_extra_groups:
             pools = training_pools(source, train_dataset)
             sampler = TaskSampler(pools, args.seed, args.parsed_curriculum)
-        # TRL's advice on GSPO does not apply: here `loss_denominator` selects the mean of the loss.
-        logging.getLogger("trl.trainer.grpo_trainer").addFilter(
-            lambda record: "set `loss_type='grpo'`" not in record.getMessage()
-        )
         super().__init__(
             model=model,
             reward_funcs=[_environment_reward],

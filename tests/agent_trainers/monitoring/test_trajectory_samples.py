@@ -83,8 +83,7 @@ def test_a_step_shows_what_its_state_gained_and_lost(played, step, changes, adde
     if dropped == [] and changes:
         second = replace(second, messages=[ASK, AGAIN, FOUND])
     changed = replace(played, transitions=[first, second, replace(third, **changes)])
-    change = state_change(changed, step)
-    assert (change.added, change.dropped) == (added, dropped)
+    assert state_change(changed, step) == (added, dropped)
 
 
 def test_step_tokens_take_their_numbers_from_their_place_in_the_merged_rows(record):
