@@ -4,7 +4,6 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,15 +11,14 @@ import gymnasium as gym
 
 from agent_envs.core.lookup import lookup
 from agent_envs.data.files import write_text
-from agent_envs.errors import AgentEnvsError, ConfigurationError
-from agent_leaderboard.play.config import PRESETS, AgentConfig, RunConfig, load_configs
+from agent_envs.errors import AgentEnvsError
+from agent_leaderboard.play.config import PRESETS, RunConfig, load_configs
 
 DATA_VARIABLE: Final = "AGENT_R1_DATA"
 CHECKOUT_DATA: Final = Path(__file__).parents[3] / "shared" / "data"
 """Data folder next to a checkout, used if the variable is not set."""
 EXIT_IN_PART: Final = 3
 """Exit code of ``verify`` if nothing is wrong but not every episode could be replayed."""
-CHECKPOINT_PLACEHOLDER: Final = "${checkpoint}"
 NEXT_STEPS: Final = """\
 Try it:     agent-r1-bench --config {name}.yaml --output runs/try --tasks 1
 Run it:     agent-r1-bench --config {name}.yaml --output runs/{name}
@@ -109,7 +107,6 @@ def _add_run_options(run: argparse.ArgumentParser) -> None:
     run.add_argument("--agents", nargs="+", default=[], help="only these, by name")
     run.add_argument("--tasks", type=_positive, help="largest number of each environment")
     run.add_argument("--model", help="model of all model agents that the run does not train")
-    run.add_argument("--checkpoint", help="folder of a trained model, for ${checkpoint}")
     run.add_argument("--base_url", help="OpenAI-compatible server of the model agents")
     run.add_argument("--api_key_env", help="environment variable with the server's key")
     for name, kind in _PROTOCOL_OPTIONS.items():
@@ -153,20 +150,7 @@ def _config(options: argparse.Namespace) -> RunConfig:
     config = config.choose(
         environments=options.environments, agents=options.agents, tasks=options.tasks
     )
-    config = config.override_models(given("model", "base_url", "api_key_env"))
-    agents = (_with_checkpoint(agent, options.checkpoint) for agent in config.agents)
-    return replace(config, agents=tuple(agents))
-
-
-def _with_checkpoint(agent: AgentConfig, checkpoint: str | None) -> AgentConfig:
-    if agent.settings.get("model") != CHECKPOINT_PLACEHOLDER:
-        return agent
-    if checkpoint is None:
-        raise ConfigurationError(
-            f"The agent {agent.name!r} needs a trained model: pass --checkpoint with its folder, "
-            "or leave the agent out with --agents."
-        )
-    return replace(agent, settings={**agent.settings, "model": checkpoint})
+    return config.override_models(given("model", "base_url", "api_key_env"))
 
 
 def _verify(options: argparse.Namespace) -> None:

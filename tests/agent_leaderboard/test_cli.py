@@ -5,11 +5,6 @@ import pytest
 from agent_leaderboard import cli
 from tests.agent_leaderboard.runs import CONFIG, content_of, read_rows, write_config, write_rows
 
-CHECKPOINT = """
-agents: [{name: RL, kind: checkpoint, settings: {model: "${checkpoint}"}}]
-environments: [{id: AgentR1/SyntheticTable-v0, contamination: none}]
-"""
-
 
 def test_a_run_is_made_reported_verified_and_merged(tmp_path, small_data, capsys):
     config, folder = write_config(tmp_path, CONFIG), tmp_path / "run"
@@ -43,7 +38,6 @@ def test_errors_are_one_line(tmp_path):
         (["--config", str(tmp_path / "no.yaml")], r"no\.yaml"),
         (["verify", str(tmp_path)], "1"),
         (["merge", str(tmp_path / "merged"), str(tmp_path)], "is not part of a run"),
-        (["--config", str(write_config(tmp_path, CHECKPOINT))], "pass --checkpoint"),
         (["--preset", "published", "--agents", "orcle"], "Did you mean 'oracle'"),
     ):
         with pytest.raises(SystemExit, match=message):

@@ -79,7 +79,7 @@ def test_the_papers_comparison_is_a_preset_for_its_model():
     config = load_configs([PRESETS["paper"]])
     assert [agent.kind for agent in config.agents] == ["base_tool_call", "naive_rag", "checkpoint"]
     assert {a.settings["model"] for a in config.agents} == {
-        "Qwen/Qwen2.5-3B-Instruct", "${checkpoint}",
+        "Qwen/Qwen2.5-3B-Instruct", "runs/hotpotqa",
     }  # fmt: skip
     assert [environment.id for environment in config.environments] == [
         "AgentR1/HotpotQA-v0", "AgentR1/2WikiMultihopQA-v0", "AgentR1/MuSiQue-v0",

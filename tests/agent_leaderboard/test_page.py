@@ -124,7 +124,7 @@ def test_an_episode_is_read_step_by_step_with_the_keyboard(open_page):
     assert viewer.is_visible()
     text = page.locator("#viewer-episode").inner_text()
     for shown in ("failure", "no_action", "I think so.", "neither a tool call nor an answer",
-                  "No reward for exact_match.", "wrong", "other attempts (1)"):  # fmt: skip
+                  "wrong", "other attempts (1)"):  # fmt: skip
         assert shown.lower() in text.lower()
     assert page.evaluate("location.hash") == f"#episode/{PUBLIC}/some/0"
     for _ in range(3):  # three failures, then a success

@@ -370,7 +370,6 @@
     const parts = [make("div", { class: "badges" }, badge(episode.success ? "success" : episode.fault === null ? "failure" : "not scored", episode.success ? "ok" : "fail"),
       badge(`return ${signed(episode.return, 3)}`), badge(episode.stop.replaceAll("_", " ")), badge(`${episode.task_id} · seed ${episode.seed}`),
       ...Object.entries(episode.labels).map(([key, value]) => badge(`${key}: ${value}`)))];
-    if (episode.why.length) parts.push(make("div", { class: "why" + (episode.success ? " mild" : "") }, ...episode.why.map((line) => make("p", {}, line))));
     if (episode.fault !== null) parts.push(said("fault", episode.fault));
     if (episode.note) parts.push(make("p", { class: "hint" }, episode.note));
     if (episode.question !== null) parts.push(said("task", episode.question));

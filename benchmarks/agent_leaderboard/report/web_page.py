@@ -22,7 +22,6 @@ from tqdm.auto import tqdm
 from agent_envs.errors import DataError
 from agent_envs.scoring.statistics import CONFIDENCE, Interval, p_value_text
 from agent_leaderboard.play.replay import ReplayedEpisode, Replayer
-from agent_leaderboard.records.manifest import EnvironmentRecord
 from agent_leaderboard.records.results import Cell, EpisodeResult, Run, episode_seed
 from agent_leaderboard.records.sealing import MARK
 from agent_leaderboard.report.board import (
@@ -35,7 +34,6 @@ from agent_leaderboard.report.board import (
     under_attack,
 )
 from agent_leaderboard.report.visible_text import visible
-from agent_trainers.trajectory import StopReason
 
 MAX_EPISODES: Final = 20
 """Episodes shown of a cell."""
@@ -44,12 +42,6 @@ MAX_EPISODES_IN_ALL: Final = 2_500
 MAX_TEXT_CHARS: Final = 2_000
 """Longer texts are cut."""
 FAILURES_PER_SUCCESS: Final = 3
-_REASONS: Final[Mapping[StopReason, str]] = {
-    StopReason.ANSWERED: "The episode ended by itself, but the task was not solved.",
-    StopReason.TURN_LIMIT: "The turn limit was reached.",
-    StopReason.TOKEN_LIMIT: "A turn was cut off because it was too long.",
-    StopReason.CONTEXT_OVERFLOW: "The conversation no longer fitted the model.",
-}
 TEXT_IS_LICENSED: Final = (
     "The text of this data set is not published here. To see it, run report with --data and --text "
     "on a machine that has the data."
@@ -176,7 +168,6 @@ def read_episodes(
             "return": result.return_,
             "stop": str(result.stop_reason.value),
             "fault": result.error,
-            "why": explain(result, environment),
             "labels": entry.labels,
             "metrics": result.metrics,
             "usage": {
@@ -232,19 +223,3 @@ def choose(results: Sequence[EpisodeResult], limit: int) -> list[EpisodeResult]:
     while len(chosen) < min(limit, len(results)):
         chosen += [*islice(failures, FAILURES_PER_SUCCESS), *islice(successes, 1)]
     return chosen[:limit]
-
-
-def explain(result: EpisodeResult, environment: EnvironmentRecord) -> list[str]:
-    """Return why an episode failed, and which errors it had."""
-    reasons = []
-    if result.error is not None:
-        reasons.append("It ended by an infrastructure failure.")
-    elif not result.success:
-        earned = [n for terms in result.reward_terms for n, value in terms.items() if value]
-        missed = [name for name in environment.outcome_terms if name not in earned]
-        reasons.append(_REASONS[result.stop_reason])
-        if missed:
-            reasons.append(f"No reward for {', '.join(missed)}.")
-    if errors := [f"step {i} ({code})" for i, code in enumerate(result.errors, start=1) if code]:
-        reasons.append(f"Errors: {', '.join(errors)}.")
-    return reasons
