@@ -47,14 +47,21 @@ def publish_folder(finished: Path, target: Path) -> None:
     """List a complete checkpoint's files, flush them, and rename the folder."""
     files = {str(path.relative_to(finished)): digest(path) for path in _files(finished)}
     write_json(finished / MANIFEST, {"files": files})
-    for path in _files(finished):
-        fsync_file(path)  # also sets the umask's permissions
-    for path in [finished, *(path for path in finished.rglob("*") if path.is_dir())]:
-        _flush_folder(path)
+    flush(finished)
     if target.exists():  # damaged
         shutil.rmtree(target)
     finished.rename(target)
     _flush_folder(target.parent)
+
+
+def publish_files(finished: Path, target: Path) -> None:
+    """Move files into a folder one by one, the weights last, so that they are never alone."""
+    flush(finished)
+    for path in sorted(_files(finished), key=lambda path: path.name.startswith(WEIGHTS)):
+        place = target / path.relative_to(finished)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        path.replace(place)
+    _flush_folder(target)
 
 
 def check_writable(folder: Path, option: str = "--output_dir") -> None:
@@ -68,6 +75,14 @@ def check_writable(folder: Path, option: str = "--output_dir") -> None:
             f"{option} {folder}: cannot be written to ({error.strerror}). Choose another "
             "folder, or free space or change permissions there."
         ) from None
+
+
+def flush(folder: Path) -> None:
+    """Wait until all files in `folder` are on disk, with the umask's permissions."""
+    for path in _files(folder):
+        fsync_file(path)
+    for path in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
+        _flush_folder(path)
 
 
 def digest(path: Path) -> str:

@@ -24,7 +24,7 @@ from transformers.integrations import (
 from transformers.utils.logging import disable_progress_bar
 
 from agent_envs.core.lookup import require_extra
-from agent_envs.data.files import fsync_file, write_json
+from agent_envs.data.files import write_json
 from agent_envs.errors import ConfigurationError
 from agent_trainers.checkpointing.interruption import (
     STOP_FILE,
@@ -166,8 +166,6 @@ def run(arguments: Sequence[str], requests: StopRequests | None = None) -> int: 
         collector.collect_evaluated("evaluation, after training")
         trainer.save_model()
         if trainer.accelerator.is_main_process:
-            for path in folder.glob("*.safetensors"):
-                fsync_file(path)  # also sets the umask's permissions
             facts = {
                 **source.settings,
                 "model": EMBEDDED if options.model is None else options.model,

@@ -303,6 +303,7 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
 
 _PPO_RANGES: Final[Ranges] = {
     "positive": (lambda x: x > 0, ("value_coef", "value_clip_range", "critic_learning_rate")),
+    "0 or more": (lambda x: x >= 0, ("critic_warmup_steps",)),
 }
 
 
@@ -323,6 +324,9 @@ class StepPPOConfig(StepGRPOConfig):
     critic_learning_rate: float | None = HfArg(
         default=None,
         help="The critic's learning rate. Default: ten times learning_rate, as published.",
+    )
+    critic_warmup_steps: int = HfArg(
+        default=0, help="Optimiser steps at the beginning that train the critic alone."
     )
     value_coef: float = HfArg(default=0.5, help="Weight of the value loss.")
     value_clip_range: float = HfArg(

@@ -196,14 +196,18 @@ class StepPPOTrainer(StepGRPOTrainer):
 
     def _micro_batch_loss(self, model: Any, micro_batch: MicroBatch) -> torch.Tensor:
         """Return policy loss and value loss of a micro-batch."""
+        is_warming_up = self.state.global_step < self.args.critic_warmup_steps
         caught: list[torch.Tensor] = []  # TRL's head does not return hidden states
         with self._body().register_forward_hook(
             lambda _, __, output: caught.append(output.last_hidden_state)
         ):
             scores = self.scorer.score(model, micro_batch)
         loss = self._policy_loss(micro_batch, scores)
+        if is_warming_up:
+            loss = 0.0 * loss
         if self._is_shared:
-            values = self.critic(caught[-1]).gather(1, scores.before)
+            states = caught[-1].detach() if is_warming_up else caught[-1]
+            values = self.critic(states).gather(1, scores.before)
         else:
             values = self.critic(micro_batch.forwarded)
         weights = micro_batch["value_weights"]

@@ -111,7 +111,7 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
         """
         folder = Path(self._get_output_dir(trial))
         name = f"checkpoint-{self.state.global_step}"
-        with self._stage(folder) as staging:
+        with self._stage(folder, f"The checkpoint of step {self.state.global_step}") as staging:
             super()._save_checkpoint(model, trial)
             self.accelerator.wait_for_everyone()
             if self.args.should_save:
@@ -149,9 +149,24 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
         if self.args.sync_ref_model and (reference := Path(checkpoint) / REFERENCE_FILE).exists():
             self.accelerator.unwrap_model(self.ref_model).load_state_dict(load_file(reference))
 
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the model so that a reader finds complete files only, the weights last."""
+        if _internal_call:
+            super().save_model(output_dir, _internal_call=True)
+            return
+        folder = Path(output_dir or self.args.output_dir)
+        with self._stage(folder, "The model") as staging:
+            super().save_model(str(staging / "model"), _internal_call=True)
+            self.accelerator.wait_for_everyone()
+            if self.args.should_save:
+                checkpoints.publish_files(staging / "model", folder)
+        self.accelerator.wait_for_everyone()
+        if self.args.push_to_hub:
+            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
+
     @contextlib.contextmanager
-    def _stage(self, folder: Path) -> Iterator[Path]:
-        """Yield a temporary folder to save a checkpoint in."""
+    def _stage(self, folder: Path, what: str) -> Iterator[Path]:
+        """Yield a temporary folder to save `what` in."""
         staging = folder / checkpoints.UNFINISHED
         if self.args.should_save:
             shutil.rmtree(staging, ignore_errors=True)  # of a killed run
@@ -161,9 +176,8 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
             yield staging
         except Exception as error:  # libraries raise many kinds where a disk is full
             raise CheckpointError(
-                f"The checkpoint of step {self.state.global_step} could not be written to {folder} "
-                f"({error}). What was saved before is untouched. Free space or change permissions "
-                "there, then resume the run."
+                f"{what} could not be written to {folder} ({error}). What was saved before is "
+                "untouched. Free space or change permissions there, then resume the run."
             ) from error
         finally:
             self._staging = None

@@ -50,6 +50,21 @@ def test_the_newest_whole_checkpoint_is_found_past_damaged_ones(
     assert checkpoints.find_checkpoint(tmp_path) == (bad, [])
 
 
+def test_weights_arrive_last_and_other_files_in_the_folder_stay(tmp_path, monkeypatch):
+    finished, target = tmp_path / "_unfinished" / "model", tmp_path
+    finished.mkdir(parents=True)
+    for name in ("model.safetensors", "tokenizer.json", "config.json"):
+        (finished / name).write_text(name)
+    (target / "results.json").write_text("kept")
+    moved, replace = [], type(target).replace
+    monkeypatch.setattr(
+        type(target), "replace", lambda path, to: (moved.append(to.name), replace(path, to))
+    )
+    checkpoints.publish_files(finished, target)
+    assert moved == ["config.json", "tokenizer.json", "model.safetensors"]
+    assert (target / "results.json").read_text() == "kept"
+
+
 def test_an_output_folder_that_cannot_be_written_to_is_refused(tmp_path):
     file = tmp_path / "file"
     file.write_text("")
@@ -60,12 +75,14 @@ def test_an_output_folder_that_cannot_be_written_to_is_refused(tmp_path):
 def test_published_files_have_the_mode_of_the_umask(tmp_path):
     before = os.umask(0o027)
     try:
-        (tmp_path / "checkpoint").mkdir()
-        (tmp_path / "checkpoint" / "model.safetensors").touch(mode=0o600)  # as safetensors does it
+        for name in ("checkpoint", "model"):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "model.safetensors").touch(mode=0o600)  # as safetensors does it
         checkpoints.publish_folder(tmp_path / "checkpoint", tmp_path / "checkpoint-1")
+        checkpoints.publish_files(tmp_path / "model", tmp_path)
         (tmp_path / "new").touch()
     finally:
         os.umask(before)
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert len(files) == 3
+    assert len(files) == 4
     assert {path.stat().st_mode for path in files} == {(tmp_path / "new").stat().st_mode}

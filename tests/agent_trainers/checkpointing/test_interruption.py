@@ -60,9 +60,7 @@ def test_a_killed_run_ends_where_the_whole_run_ends(tmp_path):
         weights.append(load_file(tmp_path / name / "model.safetensors"))
     assert weights[0].keys() == weights[1].keys()
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
-    results = tmp_path / "broken" / "results.json"
-    assert json.loads(results.read_text())["steps"] == 6
-    assert results.stat().st_mode == (tmp_path / "broken" / "model.safetensors").stat().st_mode
+    assert json.loads((tmp_path / "broken" / "results.json").read_text())["steps"] == 6
 
 
 def test_two_processes_stop_at_the_same_step(tmp_path):

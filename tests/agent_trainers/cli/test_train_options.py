@@ -27,7 +27,7 @@ TOOLS = "AgentR1/SyntheticTable-v0"
 WRONG = {
     train: [
         (["--learning_rat", "1"], "unknown option --learning_rat. Did you mean --learning_rate?"),
-        (["--algorithm", "rloo", "--critic_learning_rate", "3"], "unknown option --critic_learn"),
+        (["--algorithm", "rloo", "--critic_warmup_steps", "3"], "unknown option --critic_warmup"),
         (["--algorithm", "grpoo"], "Did you mean 'grpo"),
         (["--config", "none.yaml"], "--config none.yaml: there is no such file"),
         (["--config", "hotpotqa_gpro"], "Did you mean 'hotpotqa_grpo'", "default, hotpot"),

@@ -242,6 +242,7 @@ CRITIC = {"kind": StepPPOTrainer}
     (MIXED | {"eval_envs": [{"id": ID, "name": "one", "kwargs": {"hops": 3}}]}, "'one'"),
     (CRITIC | {"advantage_estimator": "grpo"}, "uses no critic"),
     (CRITIC | {"value_coef": 0.0}, "value_coef"),
+    (CRITIC | {"critic_warmup_steps": -1}, "critic_warmup_steps"),
     (CRITIC | {"critic_model": "/nowhere"}, "critic_model=/nowhere"),
     (CRITIC | {"optimizers": (torch.optim.SGD([torch.zeros(1)]), None)}, "optimizers="),
 ])  # fmt: skip

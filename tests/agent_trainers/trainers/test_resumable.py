@@ -37,7 +37,7 @@ CASES = {
         **BUFFER,
     },
     "a critic in a mixture": {
-        "kind": StepPPOTrainer, **BUFFER,
+        "kind": StepPPOTrainer, "critic_warmup_steps": 2, **BUFFER,
         "env": [{"id": ID, "name": "two", "weight": 3},
                 {"id": ID, "name": "few", "kwargs": {"hops": 1}, "tasks": [4, 5, 6]}],
     },
@@ -156,6 +156,8 @@ def test_damaged_checkpoints_are_skipped_with_a_warning(whole, copy, tmp_path, c
 
 def test_a_full_disk_is_a_clear_error_and_what_was_saved_stays(tmp_path):
     trainer = make_trainer(tmp_path / "run", save_total_limit=1, max_steps=2)
+    trainer.save_model()
+    saved = (tmp_path / "run" / "model.safetensors").read_bytes()
 
     class FillDisk(TrainerCallback):
         def on_step_begin(self, args, state, control, **_):
@@ -167,8 +169,12 @@ def test_a_full_disk_is_a_clear_error_and_what_was_saved_stays(tmp_path):
     try:
         with pytest.raises(CheckpointError, match=r"step 2 could not be written"):
             trainer.train()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+        with pytest.raises(CheckpointError, match="The model could not be written"):
+            trainer.save_model()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == saved
     assert checkpoints.find_checkpoint(tmp_path / "run")[0] is not None
     assert not (tmp_path / "run" / checkpoints.UNFINISHED).exists()  # room is given back
 
