@@ -65,7 +65,7 @@ PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
 # Settings of TRL that would break that, or do nothing: option, allowed values, reason.
 _MICRO_BATCH: Final = "it is taken of a micro-batch, with which the loss would change"
 _REFUSALS: Final[tuple[tuple[str, tuple[Any, ...], str], ...]] = (
-    ("vllm_importance_sampling_mode", ("token_truncate",), "a row has several steps"),
+    ("vllm_importance_sampling_mode", ("token_truncate", "token_mask"), "a row has several steps"),
     ("enable_jit_checkpoint", (False,), "agent-r1-train saves when it is stopped"),
     ("load_best_model_at_end", (False,), "compare checkpoints with agent-r1-eval"),
     ("off_policy_mask_threshold", (None,), "it averages over rows"),
@@ -216,7 +216,7 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
         "min_p or a repetition penalty change the distribution.",
     )
     vllm_importance_sampling_mode: str = HfArg(
-        default="token_truncate", help="As in TRL; its other modes are not supported."
+        default="token_truncate", help="As in TRL; only its token-level modes are supported."
     )
 
     merge_steps: ClassVar[bool] = True

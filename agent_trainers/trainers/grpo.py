@@ -7,6 +7,7 @@ are in one place below, and each states what it relies on.
 """
 
 import functools
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -257,13 +258,16 @@ class StepGRPOTrainer(ResumableTrainer):
         """
         model.train()
         batch = self._prepare_inputs(inputs)
+        generate_every = self.args.steps_per_generation * self.num_iterations
+        staleness = self._step % generate_every // self.args.gradient_accumulation_steps
+        started = time.perf_counter()
         *others, last = self.scorer.micro_batches(batch, is_training=True)
         loss = torch.zeros((), device=self.accelerator.device)
         for micro_batch in others:
             with without_sync(self.accelerator, model, self._trained_beside):
                 loss += Trainer.training_step(self, model, micro_batch, num_items_in_batch)
         loss += super().training_step(model, last, num_items_in_batch)
-        self.training_log.add_padding([*others, last])
+        self.training_log.add_work([*others, last], time.perf_counter() - started, staleness)
         self.training_log.write_means("train")
         return loss
 

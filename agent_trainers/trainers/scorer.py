@@ -214,7 +214,10 @@ class Scorer:
         difference = old - batch["sampling_per_token_logps"]
         ratio = torch.exp(torch.nan_to_num(difference * batch["tool_mask"], nan=0.0))
         low = self.args.vllm_importance_sampling_clip_min or 0.0
-        return ratio.clamp(min=low, max=self.args.vllm_importance_sampling_clip_max)
+        clipped = ratio.clamp(min=low, max=self.args.vllm_importance_sampling_clip_max)
+        if self.args.vllm_importance_sampling_mode == "token_truncate":
+            return clipped
+        return ratio.masked_fill(ratio != clipped, 0.0)
 
     @contextmanager
     def _reference_for(self, policy: Any) -> Iterator[Any]:

@@ -23,7 +23,7 @@ class TrainingLog:
         evaluated: EvaluatedEnvironments | None,
     ) -> None:
         """Write into the log of `trainer`."""
-        self._trainer = trainer
+        self._trainer, self._processes = trainer, trainer.processes
         self._means, self._metrics = trainer.means, trainer._metrics
         self._outcome_terms, self._env_names, self.evaluated = outcome_terms, env_names, evaluated
         self._faults = FaultWatch(trainer.args.max_fault_share)
@@ -55,12 +55,16 @@ class TrainingLog:
         own["num_tokens"] = [self._trainer.state.num_input_tokens_seen]
         self._faults.check(mode, episodes)
 
-    def add_padding(self, micro_batches: Sequence[MicroBatch]) -> None:
-        """Record the share of forwarded tokens that are padding."""
+    def add_work(self, micro_batches: Sequence[MicroBatch], seconds: float, staleness: int) -> None:
+        """Record padding, throughput and `staleness`, optimiser steps since sampling."""
         rows = [micro_batch.forwarded for micro_batch in micro_batches]
         forwarded = sum(r["prompt_ids"].numel() + r["completion_ids"].numel() for r in rows)
         real = sum(int(r["prompt_mask"].sum() + r["completion_mask"].sum()) for r in rows)
+        trained = sum(int(micro_batch["tool_mask"].sum()) for micro_batch in micro_batches)
         self._means.add("rows/padding_share", forwarded - real, forwarded)
+        self._means.add("rows/forwarded_per_trained_token", forwarded, trained)
+        self._means.add("rows/tokens_per_second", real * self._processes.size, seconds)
+        self._means.add("sampling/staleness", staleness)
 
     def write_means(self, mode: str) -> None:
         """Log the means since the last call; collective."""

@@ -50,17 +50,18 @@ def make_trainer(make_trainer):
 
 
 @pytest.mark.parametrize(
-    ("drift", "expected"),
+    ("mode", "drift", "expected"),
     [
-        (0.1, np.exp(0.1)),  # the trainer finds each token exp(0.1) more likely
-        (5.0, 3.0),  # cut at the bound
-        (float("nan"), 1.0),  # the sampler gave no log-probability
+        ("token_truncate", 0.1, np.exp(0.1)),  # the trainer finds each token exp(0.1) more likely
+        ("token_truncate", 5.0, 3.0),  # cut at the bound
+        ("token_mask", 5.0, 0.0),  # beyond the bound: masked
+        ("token_truncate", float("nan"), 1.0),  # the sampler gave no log-probability
     ],
 )
 def test_the_ratio_between_trainer_and_sampler_corrects_each_trained_token(
-    make_trainer, drift, expected
+    make_trainer, mode, drift, expected
 ):
-    trainer = make_trainer(drift, max_logprob_drift=None)
+    trainer = make_trainer(drift, vllm_importance_sampling_mode=mode, max_logprob_drift=None)
     trainer.args.vllm_importance_sampling_clip_max = 3.0
     trainer.model.train()
     batch = trainer._prepare_inputs([{"task": i // 4} for i in range(8)])
