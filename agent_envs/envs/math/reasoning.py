@@ -33,6 +33,7 @@ _MAX_FORMULA_CHARS: Final = 1_000
 _MAX_NODES: Final = 400
 _MAX_NUMBER: Final = 10**12
 _MAX_EXPONENT: Final = 20
+_MAX_POWERS: Final = 2
 _FUNCTIONS: Final = frozenset(
     "sin cos tan sec csc cot asin acos atan sinh cosh tanh exp log ln sqrt Abs Rational".split()
 )
@@ -163,10 +164,18 @@ def _is_literal_or_no_python(answer: str) -> bool:
 
 def _is_small_formula(answer: str) -> bool:
     try:
-        nodes = list(ast.walk(ast.parse(answer.strip(), mode="eval").body))
+        formula = ast.parse(answer.strip(), mode="eval").body
+        nodes = list(ast.walk(formula))
+        is_small = len(nodes) <= _MAX_NODES and _power_depth(formula) <= _MAX_POWERS
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         return False
-    return len(nodes) <= _MAX_NODES and all(map(_is_plain, nodes))
+    return is_small and all(map(_is_plain, nodes))
+
+
+def _power_depth(node: ast.AST) -> int:
+    """Return how many powers are nested: each multiplies the digits of its base."""
+    deepest = max(map(_power_depth, ast.iter_child_nodes(node)), default=0)
+    return deepest + (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow))
 
 
 def _is_plain(node: ast.AST) -> bool:
