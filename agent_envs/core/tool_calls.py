@@ -68,11 +68,13 @@ def describe_step(
     each = action.get("calls", [action])
     results = [call.result for call in calls]
     for info, result in zip(each, results, strict=False):  # without calls there is no result
-        if result is not None and result.error is not None:
+        if result is None:
+            continue
+        if result.error is not None:
             info |= {"error": result.error, "message": result.content}
-        if result is not None and result.exception is not None:
+        if result.exception is not None:
             info["exception"] = result.exception
-        if result is not None and result.num_cut_chars:
+        if result.num_cut_chars:
             info["num_cut_chars"] = result.num_cut_chars
     if contents := [result.content for result in results if result is not None]:
         described["tool_result"] = "\n\n".join(contents)

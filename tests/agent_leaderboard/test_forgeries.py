@@ -25,6 +25,7 @@ from agent_leaderboard.records.sealing import episode_place
 from agent_leaderboard.report.tables import write_reports
 from agent_leaderboard.verify.verify import check_run
 from agent_trainers.trajectory import StopReason
+from tests.agent_leaderboard.runs import write_config
 
 CONFIG = """
 protocol: {samples_per_task: 2, concurrency: 8, seed: 7}
@@ -222,9 +223,7 @@ KINDS = [
 @pytest.fixture(scope="module")
 def true_run(tmp_path_factory, small_data):
     folder = tmp_path_factory.mktemp("true")
-    config = folder / "config.yaml"
-    config.write_text(CONFIG)
-    made = run(load_configs([config]), folder / "run", data=small_data)
+    made = run(load_configs([write_config(folder, CONFIG)]), folder / "run", data=small_data)
     write_reports(made, small_data)
     return made
 
