@@ -60,6 +60,8 @@ class LearningRun:
     """Held-out tasks per column."""
     columns: Sequence[str]
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    learning_rate: float | None = None
+    """None for that of the recipe."""
     options: Sequence[str] = ()
     """Further options of ``agent-r1-train``."""
     is_naive_rag: bool = False
@@ -173,6 +175,8 @@ def train(spec: LearningRun, folder: Path) -> tuple[Any, list[tuple[int, float]]
         env=MULTI_HOP, env_kwargs=spec.env_kwargs, seed=spec.seed, budget=spec.budget,
         num_episodes=NUM_EPISODES, folder=folder,
     )  # fmt: skip
+    if spec.learning_rate is not None:
+        options += ["--learning_rate", str(spec.learning_rate)]
     settings, config = parse_arguments([*options, *spec.options])
     if spec.method == "trl":
         trainer, last_batch = make_trl_trainer(MULTI_HOP, spec.env_kwargs, config, load_tokenizer())

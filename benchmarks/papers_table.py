@@ -1,12 +1,13 @@
-"""The papers' tables in miniature: ``python -m benchmarks.papers_table``.
+"""The papers' table in miniature: ``python -m benchmarks.papers_table``.
 
 Trains the embedded policy by every method with the same budget of environment steps: first with
 several learning rates on tuning seeds and tasks, then with the best rate on the reported seeds.
-A second table compares masks.
 """
 
 import datetime
+import itertools
 import json
+import math
 import re
 import shlex
 import statistics
@@ -14,62 +15,59 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from transformers.hf_argparser import HfArg
 
-from agent_envs.core.lookup import lookup
+from agent_envs.data.files import write_json, write_text
 from agent_envs.errors import ConfigurationError
-from agent_envs.scoring.statistics import MAX_EXACT_PERMUTATION
+from agent_envs.scoring.statistics import (
+    ALPHA,
+    MAX_EXACT_PERMUTATION,
+    holm,
+    mean_interval,
+    paired_test,
+)
+from agent_leaderboard.report.visible_text import markdown_table
 from agent_trainers.cli.arguments import parse, run_command
 from agent_trainers.cli.results import versions
 from benchmarks.grid import Grid, Result, Spec, read_json
 from benchmarks.learning_run import COLUMNS, LearningRun
-from benchmarks.papers_report import NAIVE_RAG, write_report
 
 PROGRAM: Final = "python -m benchmarks.papers_table"
-
-
-class Study(NamedTuple):
-    """A table: fields of `LearningRun` by row name."""
-
-    title: str
-    rows: Mapping[str, Mapping[str, Any]]
-    pairs: Sequence[tuple[str, str]] = ()
-    """Rows to compare; the papers found the first of each pair better."""
-
-
-def _rows(*methods: str, **fields: Any) -> dict[str, dict[str, Any]]:
-    return {method: {"method": method, **fields} for method in methods}
-
-
+NAIVE_RAG: Final = "naive RAG"
+ONE_HOP: Final = "one hop"
+"""The only column in which naive RAG, with its single search, is a fair competitor."""
+_BASE: Final = "base tool call"
+_TRL: Final = "TRL environment_factory"
+_TRAINED: Final = ("ppo", "reinforce++", "reinforce++-baseline", "rloo", "gigpo", "step_ppo")
 _NO_LOSS_MASK: Final = ("--loss_mask", "false")
 _NO_ADVANTAGE_MASK: Final = ("--advantage_mask", "false")
-_TRAINED: Final = ("ppo", "reinforce++", "reinforce++-baseline", "rloo", "gigpo", "step_ppo")
-_TRL: Final = "TRL environment_factory"
-STUDIES: Final[Mapping[str, Study]] = {
-    "rows": Study("Methods", {
-        "base tool call": {"method": "base"},
-        NAIVE_RAG: {"method": "grpo", "env_kwargs": {"hops": 1}, "is_naive_rag": True},
-        **_rows("grpo", *_TRAINED),
-        _TRL: {"method": "trl"},
-    }, [("grpo", other) for other in (NAIVE_RAG, *_TRAINED, _TRL)]),
-    "masks": Study("Masks", {
-        "ppo, both masks": {"method": "ppo"},
-        "ppo, no advantage mask": {"method": "ppo", "options": _NO_ADVANTAGE_MASK},
-        "ppo, no mask": {"method": "ppo", "options": _NO_ADVANTAGE_MASK + _NO_LOSS_MASK},
-        "grpo, loss mask": {"method": "grpo"},
-        "grpo, no loss mask": {"method": "grpo", "options": _NO_LOSS_MASK},
-    }, [("ppo, both masks", "ppo, no advantage mask"), ("ppo, both masks", "ppo, no mask"),
-        ("grpo, loss mask", "grpo, no loss mask")]),
-}  # fmt: skip
+ROWS: Final[Mapping[str, Mapping[str, Any]]] = {
+    _BASE: {"method": "base"},
+    NAIVE_RAG: {"method": "grpo", "env_kwargs": {"hops": 1}, "is_naive_rag": True},
+    **{method: {"method": method} for method in ("grpo", *_TRAINED)},
+    _TRL: {"method": "trl"},
+    "ppo, no advantage mask": {"method": "ppo", "options": _NO_ADVANTAGE_MASK},
+    "ppo, no mask": {"method": "ppo", "options": _NO_ADVANTAGE_MASK + _NO_LOSS_MASK},
+    "grpo, no loss mask": {"method": "grpo", "options": _NO_LOSS_MASK},
+}
+"""Fields of `LearningRun` by row."""
+PAIRS: Final = (
+    *(("grpo", other) for other in (NAIVE_RAG, *_TRAINED, _TRL, "grpo, no loss mask")),
+    ("ppo", "ppo, no advantage mask"),
+    ("ppo", "ppo, no mask"),
+)
+"""Rows to compare; the papers found the first of each pair better."""
 TRAINED_ON: Final = {"outdated": 0.5}
 """Half of the worlds hold outdated facts, so the columns with and without them are in-domain."""
 TUNING_SEEDS: Final = (101, 102)
 FIRST_TUNING_TASK: Final = 1_000_000
-"""Learning rates are chosen on seeds and held-out tasks that no table reports."""
+"""Learning rates are chosen on seeds and held-out tasks that the table does not report."""
 NUM_TUNING_TASKS: Final = 100
-_FACTS: Final = ("jobs", "num_tasks", "seeds", "budget", "learning_rates")
+
+Results = Mapping[str, Sequence[Result]]
+"""Results by row, one per seed; see `benchmarks.learning_run.run`."""
 
 
 @dataclass
@@ -85,12 +83,9 @@ class PapersTableArguments:
     )
     budget: int = HfArg(default=10_000, help="Environment steps of training per run.")
     num_tasks: int = HfArg(default=300, help="Held-out tasks per column.")
-    studies: list[str] = HfArg(
-        default_factory=lambda: list(STUDIES), help="Tables: " + ", ".join(STUDIES) + "."
-    )
     jobs: int = HfArg(default=2, help="Runs at the same time, on one core each.")
     work: str = HfArg(default="runs/papers_table", help="Folder of the runs.")
-    output: str = HfArg(default="benchmarks/results", help="Folder of the tables.")
+    output: str = HfArg(default="benchmarks/results", help="Folder of the table.")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -101,130 +96,183 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _run(arguments: list[str]) -> None:
     options = parse(
         arguments, PapersTableArguments, program=PROGRAM,
-        description="Train the embedded policy by every method and write the papers' tables.",
+        description="Train the embedded policy by every method and write the papers' table.",
     )  # fmt: skip
     if (count := len(options.seeds)) > MAX_EXACT_PERMUTATION:
         raise ConfigurationError(
             f"--seeds: {count} seeds; the exact test takes at most {MAX_EXACT_PERMUTATION}."
         )
-    studies = {name: lookup(STUDIES, name, kind="study") for name in options.studies}
-    rows = [(name, row) for name, study in studies.items() for row in study.rows]
     with Grid(options.work) as grid:
-        success = _tune(grid, rows, options)
-        rates = {row: _best_rate(success.get(row), options.learning_rates) for row in rows}
-        cells = {
-            (*row, seed): learning_run(*row, seed, rates[row], options)
-            for row in rows
-            for seed in options.seeds
+        rates, tried = _tune(grid, options)
+        runs = {
+            row: [_learning_run(row, seed, rates[row], options) for seed in options.seeds]
+            for row in ROWS
         }
-        results = _compute(grid, list(cells.values()), options.jobs)
+        results = _compute(grid, runs, options.jobs)
         seconds = sum(record["result"]["seconds"] for record in grid.stored().values())
         num_runs = len(grid.stored())
-    settings = asdict(options)
-    write_report(
-        Path(options.output),
-        {
-            name: {
-                row: [results[key_of(cells[name, row, seed])] for seed in options.seeds]
-                for row in study.rows
-            }
-            for name, study in studies.items()
-        },
-        titles={name: study.title for name, study in studies.items()},
-        pairs={name: study.pairs for name, study in studies.items()},
-        facts={
-            "command": shlex.join([*PROGRAM.split(), *arguments]),
-            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-            "run_seconds": round(seconds),
-            "num_runs": num_runs,
-            **{name: settings[name] for name in _FACTS},
-            "tuning": [
-                {"study": study, "method": row, "chosen": rates[study, row], "success": tried}
-                for (study, row), tried in success.items()
-            ],
-            "versions": versions(),
-        },
-    )
+    facts = {
+        "command": shlex.join([*PROGRAM.split(), *arguments]),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "hours": seconds / 3600,
+        "num_runs": num_runs,
+        "settings": asdict(options),
+        "learning_rates": rates,
+        "tuning": tried,
+        "versions": versions(),
+    }
+    folder = Path(options.output)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "papers_table.json", {"rows": results, **facts})
+    write_text(folder / "papers_table.md", _markdown(results, facts))
 
 
-def learning_run(
-    study: str, row: str, seed: int, rate: float | None, options: PapersTableArguments
+def _learning_run(
+    row: str, seed: int, rate: float | None, options: PapersTableArguments
 ) -> LearningRun:
-    """Return the run of one cell at a learning rate."""
-    fields = {"env_kwargs": TRAINED_ON, **STUDIES[study].rows[row]}
-    rate_option = () if rate is None else ("--learning_rate", f"{rate:g}")
+    fields = {"env_kwargs": TRAINED_ON, **ROWS[row]}
     return LearningRun(
-        seed=seed,
-        budget=options.budget,
-        num_tasks=options.num_tasks,
-        columns=tuple(COLUMNS),
-        **{**fields, "options": (*fields.get("options", ()), *rate_option)},
-    )
+        seed=seed, learning_rate=rate, budget=options.budget, num_tasks=options.num_tasks,
+        columns=tuple(COLUMNS), **fields,
+    )  # fmt: skip
 
 
-def key_of(spec: LearningRun) -> str:
-    """Return a readable name, the same for the same run in two tables."""
-    parts = [
-        spec.method,
-        *(re.sub(r"\W+", "-", value).strip("-")[-60:] for value in spec.options),
-        *(["naive_rag"] if spec.is_naive_rag else []),
-        *(["tuning"] if spec.first_task else []),
-        str(spec.seed),
-    ]
-    return "-".join(parts)
+def _tune(
+    grid: Grid, options: PapersTableArguments
+) -> tuple[dict[str, float | None], dict[str, dict[float, float]]]:
+    """Return the best learning rate of each row, and the success of each rate on tuning seeds.
+
+    The lower rate wins a tie.
+    """
+    trained = [row for row in ROWS if row != _BASE]
+    runs = {
+        (row, rate): [
+            replace(
+                _learning_run(row, seed, rate, options),
+                columns=(ONE_HOP,) if row == NAIVE_RAG else ("clean facts", "outdated facts"),
+                num_tasks=min(options.num_tasks, NUM_TUNING_TASKS),
+                first_task=FIRST_TUNING_TASK,
+            )
+            for seed in TUNING_SEEDS
+        ]
+        for row in trained
+        for rate in sorted(options.learning_rates)
+    }
+    tried: dict[str, dict[float, float]] = {}
+    for (row, rate), results in _compute(grid, runs, options.jobs).items():
+        scores = [score for result in results for score in result["scores"].values()]
+        tried.setdefault(row, {})[rate] = statistics.fmean(scores)
+    best = {row: max(success, key=success.__getitem__) for row, success in tried.items()}
+    return {_BASE: None, **best}, tried
 
 
-def compute_run(grid: Grid, key: str, spec: Spec) -> Result:
+def _compute(
+    grid: Grid, runs: Mapping[Any, Sequence[LearningRun]], jobs: int
+) -> dict[Any, list[Result]]:
+    """Return the results of some runs by the same keys."""
+    cells = {
+        _cell_name(key, run): json.loads(json.dumps(asdict(run)))
+        for key, row in runs.items()
+        for run in row
+    }
+    found = grid.run(cells, lambda name, spec: compute_run(grid, name, spec), jobs=jobs)
+    return {key: [found[_cell_name(key, run)] for run in row] for key, row in runs.items()}
+
+
+def _cell_name(key: object, run: LearningRun) -> str:
+    return re.sub(r"[^\w.]+", "-", f"{key} {run.seed}").strip("-")
+
+
+def compute_run(grid: Grid, name: str, spec: Spec) -> Result:
     """Run one cell in its own process."""
-    folder = grid.work / key
+    folder = grid.work / name
     command = ["python", "-m", "benchmarks.learning_run", str(folder), json.dumps(spec)]
     grid.command(command, folder)
     return {**read_json(folder / "result.json", None), "command": shlex.join(command)}
 
 
-def _tune(
-    grid: Grid, rows: Sequence[tuple[str, str]], options: PapersTableArguments
-) -> dict[tuple[str, str], dict[float, float]]:
-    """Return the mean success of each learning rate on the tuning seeds, by row."""
-    if len(options.learning_rates) == 1:
-        return {}
-    tried = {
-        (row, rate): [_tuning_run(*row, seed, rate, options) for seed in TUNING_SEEDS]
-        for row in rows
-        if STUDIES[row[0]].rows[row[1]]["method"] != "base"
-        for rate in options.learning_rates
-    }
-    results = _compute(grid, [spec for specs in tried.values() for spec in specs], options.jobs)
-    success: dict[tuple[str, str], dict[float, float]] = {}
-    for (row, rate), specs in tried.items():
-        scores = [statistics.fmean(results[key_of(s)]["scores"].values()) for s in specs]
-        success.setdefault(row, {})[rate] = statistics.fmean(scores)
-    return success
+def _markdown(results: Results, facts: Mapping[str, Any]) -> str:
+    settings = facts["settings"]
+    rates = "; ".join(f"{row}: {rate:g}" for row, rate in facts["learning_rates"].items() if rate)
+    parts = [
+        "# The papers' table in miniature",
+        f"The embedded policy in the synthetic environments. `{facts['command']}`, "
+        f"{facts['date']}: {facts['num_runs']} runs of {facts['hours']:.1f} hours in total, "
+        f"{settings['jobs']} at a time on one core each. "
+        + ", ".join(f"{name} {version}" for name, version in facts["versions"].items()),
+        f"Success in % of {settings['num_tasks']} held-out tasks per column, sampled at "
+        f"temperature 1: mean and 95 % interval by Student's t over {len(settings['seeds'])} "
+        f"seeds. Each run trains for {settings['budget']:,} environment steps in batches of 128 "
+        "episodes. The learning rate decays to 0. In-domain: *clean facts* and *outdated facts*, "
+        "half of the training worlds each. Out of domain: *one hop* and *three questions*. Naive "
+        "RAG searches once with the question and is trained, with the same budget, to answer from "
+        "the results.",
+        f"Learning rates, the best by success on tuning seeds and tasks: {rates}.",
+        _table(results),
+        "Comparisons are paired by seed: mean difference with its 95 % interval by Student's t, "
+        "and the exact sign-flip test with Holm's correction.",
+        compare_rows(results, PAIRS),
+        "`papers_table.json` holds the command of every run, and the curves.",
+    ]
+    return "\n\n".join(parts) + "\n"
 
 
-def _tuning_run(
-    study: str, row: str, seed: int, rate: float, options: PapersTableArguments
-) -> LearningRun:
-    spec = learning_run(study, row, seed, rate, options)
-    in_domain = ("one hop",) if spec.is_naive_rag else ("clean facts", "outdated facts")
-    return replace(
-        spec,
-        columns=in_domain,
-        num_tasks=min(options.num_tasks, NUM_TUNING_TASKS),
-        first_task=FIRST_TUNING_TASK,
+def _table(results: Results) -> str:
+    lines = []
+    for row, runs in results.items():
+        scores = [[run["scores"][column] for run in runs] for column in COLUMNS]
+        steps = statistics.fmean(run["curve"][-1][0] if run["curve"] else 0 for run in runs)
+        cells = [_mean_text(values) for values in (*scores, _mean_scores(runs))]
+        lines.append([row, *cells, f"{steps:,.0f}"])
+    return markdown_table(["method", *COLUMNS, "mean", "environment steps"], lines)
+
+
+def compare_rows(results: Results, pairs: Sequence[tuple[str, str]]) -> str:
+    """Compare pairs of rows, paired by seed; return a list item per comparison."""
+    differences = [_differences(results, *pair) for pair in pairs]
+    adjusted = holm([paired_test(values) for values in differences])
+    lines = []
+    for (first, second), values, p_value in zip(pairs, differences, adjusted, strict=True):
+        where = f" in *{ONE_HOP}*" if NAIVE_RAG in (first, second) else ""
+        verdict = f"*{first}* and *{second}*: no significant difference"
+        if p_value < ALPHA:
+            is_better = statistics.fmean(values) > 0
+            winner, loser = (first, second) if is_better else (second, first)
+            verdict = f"*{winner}* beats *{loser}*"
+        lines.append(
+            f"{verdict}: {_mean_text(values, '+')} points{where}, better with "
+            f"{sum(value > 0 for value in values)} of {len(values)} seeds, p = {p_value:.3f}."
+        )
+    # the smallest p-value of an exact paired test of n seeds is 2 ** (1 - n)
+    needed = next(n for n in itertools.count(1) if 2.0 ** (1 - n) * len(pairs) < ALPHA)
+    if (num_seeds := len(differences[0])) < needed:
+        lines.append(
+            f"{num_seeds} seeds are too few for a significant difference among {len(pairs)} "
+            f"comparisons: that takes {needed}."
+        )
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _differences(results: Results, first: str, second: str) -> list[float]:
+    scores = (
+        [run["scores"][ONE_HOP] for run in results[row]]
+        if NAIVE_RAG in (first, second)
+        else _mean_scores(results[row])
+        for row in (first, second)
     )
+    return [a - b for a, b in zip(*scores, strict=True)]
 
 
-def _best_rate(success: Mapping[float, float] | None, rates: Sequence[float]) -> float | None:
-    """Return the rate with most success, the lower one of a tie; None without training."""
-    if success is None:
-        return rates[0] if len(rates) == 1 else None
-    return max(sorted(success), key=success.__getitem__)
+def _mean_scores(runs: Sequence[Result]) -> list[float]:
+    """Return the mean over columns for each seed."""
+    return [statistics.fmean(run["scores"].values()) for run in runs]
 
 
-def _compute(grid: Grid, specs: Sequence[LearningRun], jobs: int) -> dict[str, Result]:
-    cells = {key_of(spec): json.loads(json.dumps(asdict(spec))) for spec in specs}
-    return grid.run(cells, lambda key, spec: compute_run(grid, key, spec), jobs=jobs)
+def _mean_text(values: Sequence[float], sign: str = "") -> str:
+    """Format the mean of shares with its 95 % interval by Student's t, in percent (points)."""
+    interval = mean_interval(values)
+    mean, half = 100 * interval.mean, 100 * (interval.high - interval.mean)
+    return f"{mean:{sign}.1f} ± {half:.1f}" if math.isfinite(half) else f"{mean:{sign}.1f}"
 
 
 if __name__ == "__main__":

@@ -9,9 +9,11 @@ import datetime
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+
+from transformers.hf_argparser import HfArg
 
 from agent_envs.core.lookup import lookup
 from agent_envs.errors import DataError
@@ -33,38 +35,33 @@ _MAY_CHANGE: Final = frozenset({"envs", "stages", "seeds", "estimator", "truth",
 class CreditArguments:
     """Options of the command."""
 
-    envs: list[str] = field(
+    envs: list[str] = HfArg(
         default_factory=lambda: ["multi-hop", "long horizon", "arithmetic", "tables"],
-        metadata={"help": "Environments: names of the benchmark's own, or Gymnasium ids of others, "
-                  "such as my_module:MyEnv-v0, that have reference_actions()."},
-    )  # fmt: skip
-    stages: list[str] = field(
-        default_factory=lambda: list(STAGES), metadata={"help": "Stages of training."}
+        help="Environments: names of the benchmark's own, or Gymnasium ids of others, such as "
+        "my_module:MyEnv-v0, that have reference_actions().",
     )
-    seeds: list[int] = field(default_factory=lambda: [1, 2, 3], metadata={"help": "Seeds."})
-    estimator: list[str] = field(
+    stages: list[str] = HfArg(default_factory=lambda: list(STAGES), help="Stages of training.")
+    seeds: list[int] = HfArg(default_factory=lambda: [1, 2, 3], help="Seeds.")
+    estimator: list[str] = HfArg(
         default_factory=list,
-        metadata={"help": "Custom estimators, my_module:my_estimator, besides the package's."},
+        help="Custom estimators, my_module:my_estimator, besides the package's.",
     )
-    truth: str | None = field(
-        default=None,
-        metadata={"help": "Score on this file of true advantages, without rollouts."},
+    truth: str | None = HfArg(
+        default=None, help="Score on this file of true advantages, without rollouts."
     )
-    num_tasks: int = field(default=6, metadata={"help": "Tasks of a batch."})
-    group_size: int = field(default=8, metadata={"help": "Episodes of each task."})
-    reliability: float = field(
-        default=0.92, metadata={"help": "Required reliability of the true advantages."}
-    )
-    max_branches: int = field(default=128, metadata={"help": "Branches of a state at most."})
-    branch_steps: float = field(
+    num_tasks: int = HfArg(default=6, help="Tasks of a batch.")
+    group_size: int = HfArg(default=8, help="Episodes of each task.")
+    reliability: float = HfArg(default=0.92, help="Required reliability of the true advantages.")
+    max_branches: int = HfArg(default=128, help="Branches of a state at most.")
+    branch_steps: float = HfArg(
         default=1.0,
-        metadata={"help": "Steps of the branches that vine and tree see, in units of the batch's."},
+        help="Steps of the branches that vine and tree see, in units of the batch's.",
     )
-    budget: int = field(
-        default=4000, metadata={"help": "Environment steps of the training that gives the stages."}
+    budget: int = HfArg(
+        default=4000, help="Environment steps of the training that gives the stages."
     )
-    work: str = field(default="runs/credit", metadata={"help": "Folder of the results by cell."})
-    output: str = field(default="runs/credit/results", metadata={"help": "Folder of the tables."})
+    work: str = HfArg(default="runs/credit", help="Folder of the results by cell.")
+    output: str = HfArg(default="runs/credit/results", help="Folder of the tables.")
 
 
 class Cell(NamedTuple):

@@ -5,44 +5,39 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks import papers_table
-from benchmarks.learning_run import (
-    EnvironmentStepBudget,
-    LearningRun,
-    run,
-)
-from benchmarks.papers_report import compare_rows
+from benchmarks.learning_run import EnvironmentStepBudget, LearningRun, run
+from benchmarks.papers_table import compare_rows
 
 FALLING = [0.9, 0.8, 0.7, 0.9, 0.8, 0.7, 0.9, 0.8, 0.7, 0.9]
 METHODS = ("rloo", "gigpo")  # each with one row
 
 
 def rows(**scores):
-    """Rows of a table by method, with the score of each seed in one column."""
-    return [
-        {"method": name.replace("_", " "), "scores": {"one hop": list(values)}}
+    """Results by method, with the score of each seed in one column."""
+    return {
+        name: [{"scores": {"one hop": value}} for value in values]
         for name, values in scores.items()
-    ]
+    }
 
 
 def test_comparisons_are_paired_and_corrected():
     low = [value - 0.1 - 0.01 * i for i, value in enumerate(FALLING)]
     # ten differences of one sign: 2 of 1,024 flips are as extreme; two comparisons
-    pairs = [("grpo", "ppo"), ("grpo", "rloo"), ("grpo", "gigpo")]
-    table = rows(grpo=FALLING, ppo=low, rloo=FALLING)
-    (first, second) = compare_rows(table, pairs).split("\n")
+    pairs = [("grpo", "ppo"), ("grpo", "rloo")]
+    (first, second) = compare_rows(rows(grpo=FALLING, ppo=low, rloo=FALLING), pairs).split("\n")
     assert "*grpo* beats *ppo*" in first
     assert "better with 10 of 10 seeds, p = 0.004" in first
     assert "no significant difference: +0.0 ± 0.0 points" in second
-    assert "*grpo* beats *ppo*" in compare_rows(table, [("ppo", "grpo")])
-    assert "5 seeds are too few" in compare_rows(rows(grpo=FALLING[:5], ppo=low[:5]), pairs)
+    assert "*grpo* beats *ppo*" in compare_rows(rows(grpo=FALLING, ppo=low), [("ppo", "grpo")])
+    assert "5 seeds are too few" in compare_rows(rows(grpo=FALLING[:5], ppo=low[:5]), pairs[:1])
 
 
 def test_each_rate_is_tuned_with_the_same_budget_and_the_best_is_reported(tmp_path, monkeypatch):
     """In these fake runs 2e-3 is best in tuning, and would be worst in the report."""
     done = []
 
-    def fake(grid, key, spec):
-        rate = float(spec["options"][-1])
+    def fake(grid, name, spec):
+        rate = spec["learning_rate"]
         is_tuning = spec["first_task"] == papers_table.FIRST_TUNING_TASK
         score = 0.8 if (rate == 2e-3) == is_tuning else 0.2
         done.append((spec["method"], rate, spec["seed"], spec["budget"], is_tuning))
@@ -50,11 +45,11 @@ def test_each_rate_is_tuned_with_the_same_budget_and_the_best_is_reported(tmp_pa
         return {"run": spec, "scores": scores, "curve": [[1, 0.1], [9, score]], "seconds": 1,
                 "command": "run"}  # fmt: skip
 
-    study = papers_table.Study("Methods", {name: {"method": name} for name in METHODS})
-    monkeypatch.setattr(papers_table, "STUDIES", {"rows": study})
+    monkeypatch.setattr(papers_table, "ROWS", {name: {"method": name} for name in METHODS})
+    monkeypatch.setattr(papers_table, "PAIRS", [METHODS])
     monkeypatch.setattr(papers_table, "compute_run", fake)
     options = [
-        "--studies", "rows", "--seeds", "1", "2", "--learning_rates", "0.001", "0.002",
+        "--seeds", "1", "2", "--learning_rates", "0.001", "0.002",
         "--work", str(tmp_path / "work"), "--output", str(tmp_path), "--budget", "50",
     ]  # fmt: skip
     papers_table.main(options)
@@ -67,8 +62,8 @@ def test_each_rate_is_tuned_with_the_same_budget_and_the_best_is_reported(tmp_pa
             (0.002, seed, 50, False) for seed in (1, 2)
         ]
     text = (tmp_path / "papers_table.md").read_text()
-    assert "rows, rloo: 0.002" in text
-    assert len(json.loads((tmp_path / "papers_table.json").read_text())["tuning"]) == 2
+    assert "rloo: 0.002; gigpo: 0.002" in text
+    assert "| rloo | 20.0 ± 0.0 |" in text
     done.clear()
     papers_table.main(options)
     assert done == []
@@ -90,7 +85,7 @@ def test_the_learning_rate_decays_to_zero_over_the_budget():
 def test_a_learning_run_trains_and_evaluates(tmp_path):
     spec = LearningRun(
         method="grpo_step", seed=1, budget=8, num_tasks=2, columns=("one hop",),
-        options=("--per_device_train_batch_size", "8"),
+        learning_rate=2e-3, options=("--per_device_train_batch_size", "8"),
     )  # fmt: skip
     result = run(spec, tmp_path)
     assert result["run"] == asdict(spec)
