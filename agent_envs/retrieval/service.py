@@ -44,8 +44,8 @@ class RetrieveRequest(pydantic.BaseModel):
         return self
 
 
-def make_app(retriever: Retriever, *, engine: str, num_passages: int) -> Starlette:
-    """Return a server of `retriever`; ``/health`` reports the name of its engine and its size."""
+def make_app(retriever: Retriever) -> Starlette:
+    """Return a server of `retriever`."""
     one_search = CapacityLimiter(1)  # retrievers need not be thread-safe
 
     def search(asked: RetrieveRequest) -> str:
@@ -62,12 +62,8 @@ def make_app(retriever: Retriever, *, engine: str, num_passages: int) -> Starlet
         body = await to_thread.run_sync(search, asked, limiter=one_search)
         return Response(body, media_type="application/json")
 
-    async def health(request: Request) -> Response:
-        return JSONResponse({"status": "ok", "engine": engine, "passages": num_passages})
-
-    return Starlette(
-        routes=[Route("/retrieve", retrieve, methods=["POST"]), Route("/health", health)]
-    )
+    health = Route("/health", lambda _: JSONResponse({"status": "ok"}))
+    return Starlette(routes=[Route("/retrieve", retrieve, methods=["POST"]), health])
 
 
 def _as_json(hit: Hit, with_score: bool) -> object:
@@ -85,15 +81,12 @@ async def _read_body(request: Request) -> bytes:
     return bytes(body)
 
 
-def serve(app: Starlette, *, host: str, port: int) -> None:
-    """Serve until the process is stopped, then finish accepted requests; print the address.
-
-    Port 0 takes a free one.
-    """
+def serve(retriever: Retriever, *, host: str, port: int) -> None:
+    """Serve until the process is stopped, then finish accepted requests; print the address."""
     import uvicorn
 
     config = uvicorn.Config(
-        app, host=host, port=port, access_log=False, log_level="warning",
+        make_app(retriever), host=host, port=port, access_log=False, log_level="warning",
         limit_concurrency=MAX_REQUESTS,
     )  # fmt: skip
     listening = config.bind_socket()

@@ -20,7 +20,6 @@ from agent_envs.core.contexts import CONTEXTS
 from agent_envs.core.result_edits import ATTACKERS
 from agent_envs.errors import DataError
 from agent_envs.formats.tool_formats import TOOL_FORMATS
-from agent_envs.retrieval import RETRIEVERS
 from agent_leaderboard.agents.agent import MakeEnv
 from agent_leaderboard.play.config import DATA_PLACEHOLDER, EnvironmentConfig, fill_in
 from agent_leaderboard.records.manifest import EnvironmentRecord
@@ -142,7 +141,7 @@ _DATA: Final[dict[str, Check]] = {"data": _some(_file)}
 _QUESTIONS: Final[dict[str, Check]] = _DATA | {
     "corpus": _some(_file),
     "top_k": _number(1, 100),
-    "retriever": _one_of("auto", *RETRIEVERS),
+    "retriever": _one_of("auto", "bm25"),
     "variant": _name,
 }
 _WORLD: Final[dict[str, Check]] = {

@@ -33,7 +33,7 @@ LOCAL = build_retriever(Corpus(PASSAGES))
 def serving(app, **options):
     """Serve an app or a retriever in a thread; yield the URL and the server."""
     if not callable(app):
-        app = make_app(app, engine="bm25", num_passages=len(PASSAGES))
+        app = make_app(app)
     config = uvicorn.Config(app, port=0, log_level="critical", access_log=False, **options)
     server, listening = uvicorn.Server(config), config.bind_socket()
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
@@ -79,7 +79,7 @@ def test_the_protocol_is_that_of_search_r1(url):
     assert answer == {"result": [[{"document": document, "score": hit.score}], []]}
     assert ask(url, queries=["norway"], topk=1).json() == {"result": [[document]]}
     assert len(ask(url, queries=["norway"]).json()["result"][0]) == 2  # three by default, two fit
-    assert httpx.get(f"{url}/health").json() == {"status": "ok", "engine": "bm25", "passages": 3}
+    assert httpx.get(f"{url}/health").json() == {"status": "ok"}
     client = RetrievalClient(f"{url}/retrieve")
     for query in ("capital of Norway", "", "東京 \ud800", "x" * MAX_QUERY_CHARS):
         assert client.search(query, 2) == LOCAL.search(query, 2)
@@ -216,14 +216,11 @@ def test_a_failing_server_is_an_observation(questions):
         assert env.step(env.unwrapped.write_call("search", query="oslo"))[0] == REFUSED_TEXT
 
 
-def test_the_command_and_the_client_check_their_options(tmp_path, capsys):
+def test_the_command_and_the_client_check_their_options(tmp_path):
     client = RetrievalClient("http://127.0.0.1:9", timeout_seconds=0.2)
     with pytest.raises(DataError, match=r"http://127\.0\.0\.1:9 does not answer"):
         client.check()
     with pytest.raises(ConfigurationError, match="url"):
         RetrievalClient("127.0.0.1:9")
-    with pytest.raises(SystemExit):
-        main(["serve", str(tmp_path), "--engine", "dense"])
-    assert "--engine dense needs --dense" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="is not of an index"):
         main(["serve", str(tmp_path)])
