@@ -13,72 +13,26 @@ Any other assistant message was written by the program: the state is rendered ag
 and becomes a separate row.
 """
 
+import bisect
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal
-
-from pydantic import AliasChoices, AliasPath, BaseModel, BeforeValidator, ConfigDict, Field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from agent_envs.core.messages import Message
+from agent_envs.core.tool import Tool
 from agent_envs.formats.chat_messages import action_text
 from agent_envs.formats.openai_format import FunctionCall
 from agent_envs.formats.tool_formats import TOOL_FORMATS
-from agent_trainers.gateway.api_error import ApiError
-from agent_trainers.policies.policy import Schemas
+from agent_trainers.gateway.requests import ApiCall, ApiError, ApiMessage, Request
+from agent_trainers.policies.control_tokens import clean
+from agent_trainers.policies.policy import Generation, Schemas
 from agent_trainers.trajectory import Transition
 
-HERMES: Final = TOOL_FORMATS["hermes"]
+_HERMES: Final = TOOL_FORMATS["hermes"]
 """The format in which models write calls."""
-_TEXT_TYPES: Final = ("text", "input_text", "output_text")
-
-
-class Strict(BaseModel):
-    """JSON without type coercion; unknown members are ignored."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", populate_by_name=True)
-
-
-def _join_parts(content: Any) -> Any:
-    if not isinstance(content, list):
-        return "" if content is None else content
-    if not all(isinstance(part, dict) and part.get("type") in _TEXT_TYPES for part in content):
-        raise ValueError("can only hold parts of text")
-    return "".join(str(part.get("text", "")) for part in content)
-
-
-class ApiCall(Strict):
-    """A tool call with its id."""
-
-    id: str = Field(validation_alias=AliasChoices("call_id", "id"))
-    name: str = Field(validation_alias=AliasChoices(AliasPath("function", "name"), "name"))
-    arguments: str = Field(
-        default="", validation_alias=AliasChoices(AliasPath("function", "arguments"), "arguments")
-    )
-
-
-class ApiMessage(Strict):
-    """A message of a program, without members that no template shows."""
-
-    role: Annotated[
-        Literal["system", "user", "assistant", "tool"],
-        BeforeValidator(lambda role: "system" if role == "developer" else role),
-    ]
-    content: Annotated[str, BeforeValidator(_join_parts)] = Field(
-        default="", validation_alias=AliasChoices("content", "output")
-    )
-    calls: list[ApiCall] = Field(default=[], validation_alias="tool_calls")
-    call_id: str = Field(default="", validation_alias=AliasChoices("tool_call_id", "call_id"))
-    """The call that a tool message answers."""
-    function_call: None = None
-    """Superseded by `calls`."""
-    audio: None = None
-
-    def means(self, other: "ApiMessage") -> bool:
-        """Return whether two assistant messages have the same meaning."""
-        calls = [(call.name, _canonical(call.arguments)) for call in self.calls]
-        same_calls = calls == [(call.name, _canonical(call.arguments)) for call in other.calls]
-        return same_calls and self.content.strip() == other.content.strip()
+_EXTRA_TOKENS: Final = 8
+"""Tokens decoded beyond one per byte of a stop text: some tokens have no text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,8 +47,6 @@ class Turn:
     """The reply that the program received."""
     text: str
     """Its text in later states: the action, or the part before the text that stopped it."""
-    is_whole: bool
-    """Whether the model ended it, so that a state can begin with its tokens."""
     reply_id: str
 
     @property
@@ -102,15 +54,63 @@ class Turn:
         """Why sampling ended: ``stop`` or ``length``."""
         return str(self.transition.info["finish_reason"])
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the model ended it, so that a state can begin with its tokens."""
+        return self.finish_reason == "stop" and self.text == self.transition.action
 
-TurnsByState = dict[int, list[Turn]]
-"""The turns of a session, by the number of messages before them."""
+
+@dataclass(frozen=True, slots=True)
+class TurnEnd:
+    """The limits of one turn, besides those of the policy."""
+
+    decode: Callable[[Sequence[int]], str | None]
+    """Decodes sampled tokens; returns None where the policy knows no tokens."""
+    max_tokens: int
+    stops: Sequence[str]
+    """Texts that end it."""
+
+    def __call__(self, token_ids: Sequence[int]) -> bool:
+        """Return whether the turn ends after these tokens."""
+        if len(token_ids) >= self.max_tokens or not self.stops:
+            return len(token_ids) >= self.max_tokens
+        width = max(len(stop.encode("utf-8", "replace")) for stop in self.stops) + _EXTRA_TOKENS
+        return self._find_stop(self.decode(token_ids[-width:])) is not None
+
+    def cut(self, generation: Generation, max_tokens: int) -> tuple[Generation, str]:
+        """Cut a turn at its end; return its tokens up to there, and its text without the stop."""
+        ids = generation.completion_ids
+        num_tokens = min(len(ids), max_tokens, self.max_tokens)
+        if self.stops and self._find_stop(self.decode(ids)) is not None:
+            first = bisect.bisect(
+                range(1, len(ids) + 1),
+                False,
+                key=lambda n: self._find_stop(self.decode(ids[:n])) is not None,
+            )
+            num_tokens = min(num_tokens, first + 1)
+        if num_tokens < len(ids):
+            generation = replace(
+                generation,
+                completion_ids=ids[:num_tokens],
+                logprobs=generation.logprobs[:num_tokens],
+                text=self.decode(ids[:num_tokens]) or "",
+                finish_reason="length",
+            )
+        place = self._find_stop(generation.text)
+        if place is not None:
+            generation = replace(generation, finish_reason="stop")
+        return generation, generation.text[:place]
+
+    def _find_stop(self, text: str | None) -> int | None:
+        """Return where the first stop text begins."""
+        places = [text.find(stop) for stop in self.stops] if text else []
+        return min((place for place in places if place >= 0), default=None)
 
 
 def read_conversation(
-    conversation: Sequence[ApiMessage], turns: TurnsByState, tools: Schemas
+    conversation: Sequence[ApiMessage], turns: Sequence[Turn], tools: Schemas
 ) -> tuple[list[Message], Turn | None]:
-    """Return the state of a conversation, and the newest turn with whose tokens it begins.
+    """Return the state of a conversation, and the newest of `turns` with whose tokens it begins.
 
     `tools` are those that the chat template shows.
     """
@@ -122,35 +122,55 @@ def read_conversation(
             if message.call_id not in names:
                 text = f"There is no tool call {message.call_id!r} before its result."
                 raise ApiError(400, text)
-            messages.append(HERMES.result_message(names[message.call_id], message.content))
+            messages.append(_HERMES.result_message(names[message.call_id], message.content))
             continue
         if message.role != "assistant":
             messages.append({"role": message.role, "content": message.content})
             continue
         names |= {call.id: call.name for call in message.calls}
-        turn = _find(turns, messages, message)
+        turn = next((t for t in reversed(turns) if _is_turn(t, messages, message)), None)
         if turn:
             messages = [*turn.transition.messages]  # equal, and shared in memory
             text = turn.text
         else:
             calls = [FunctionCall(name=c.name, arguments=c.arguments) for c in message.calls]
-            text = action_text(message.content, calls, HERMES)
+            text = action_text(message.content, calls, _HERMES)
         messages.append({"role": "assistant", "content": text})
-        is_last = message is conversation[-1]
-        if turn and turn.is_whole and turn.tools == tools and not is_last:
+        if turn and turn.is_whole and turn.tools == tools and message is not conversation[-1]:
             previous = turn
     return messages, previous
 
 
-def _find(turns: TurnsByState, messages: list[Message], message: ApiMessage) -> Turn | None:
-    """Return the turn in the state `messages` that an assistant's message means."""
-    equal = (t for t in reversed(turns.get(len(messages), ())) if t.transition.messages == messages)
-    return next((turn for turn in equal if turn.message.means(message)), None)
+def _is_turn(turn: Turn, messages: list[Message], message: ApiMessage) -> bool:
+    return turn.transition.messages == messages and turn.message.meaning == message.meaning
 
 
-def _canonical(arguments: str) -> str:
+def read_calls(
+    text: str, tools: Mapping[str, Tool], request: Request, prefix: str
+) -> tuple[str, list[ApiCall], dict[str, Any] | None]:
+    """Return a turn's content, its calls with ids that begin with `prefix`, and the parsed action.
+
+    A turn with a mistake (bad JSON, an unknown function, an answer besides a call, a second call
+    that is not allowed) has no calls; its content is its whole text.
+    """
+    if not tools or request.tool_choice == "none":
+        return text, [], None
     try:
-        # As text, because == does not distinguish 1, 1.0 and True.
-        return json.dumps(json.loads(arguments or "{}"), sort_keys=True)
-    except (ValueError, RecursionError):
-        return arguments
+        action = _HERMES.parse(text, tools)
+    except Exception as error:  # noqa: BLE001 - schemas are foreign and may be malformed
+        return text, [], {"kind": "invalid", "error": "unreadable", "message": str(error)}
+    parsed, info = action.each_call, action.as_info()
+    has_too_many = len(parsed) > 1 and not request.parallel_tool_calls
+    if not parsed or not action.is_faultless or has_too_many:
+        return text, [], info
+    calls = [
+        ApiCall(id=f"{prefix}_{i}", name=each.name or "", arguments=_as_json(each.arguments or {}))
+        for i, each in enumerate(parsed)
+    ]
+    return text.partition("<tool_call>")[0].strip(), calls, info
+
+
+def _as_json(arguments: Mapping[str, Any]) -> str:
+    """Write arguments; escaped where a client could not send them back otherwise."""
+    written = json.dumps(dict(arguments), ensure_ascii=False)
+    return written if clean(written) == written else json.dumps(dict(arguments))

@@ -1,24 +1,34 @@
 """`Gateway`: OpenAI's API on loopback, served by a policy."""
 
 import itertools
+import logging
+import queue
 import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
 from typing import Any, Final, Self
 
 from agent_envs.core.lookup import require_extra
-from agent_trainers.gateway.connections import ConnectionLimit, default_limit, limited_protocol
-from agent_trainers.gateway.generation_loop import IDLE_SECONDS, GenerationLoop
+from agent_trainers.gateway.requests import ApiError
 from agent_trainers.gateway.session import Session, SessionClosedError, SessionLimits
-from agent_trainers.policies.policy import Policy
+from agent_trainers.policies.policy import Generation, GenerationRequest, GenerationStream, Policy
+from agent_trainers.trajectory import StopReason
 
+IDLE_SECONDS: Final = 0.05
+GATHER_SECONDS: Final = 0.02
+"""How long a wave waits for more calls, as in a rollout."""
 _STOP_SECONDS: Final = 2
 _HOST: Final = "127.0.0.1"
 _PROBE_TOOL: Final = {
     "type": "function",
     "function": {"name": "f", "description": "f", "parameters": {"type": "object"}},
 }
+_CLOSED: Final = ApiError(403, "The session was closed.")
+
+_log = logging.getLogger(__name__)
+_Call = tuple[GenerationRequest, Future[Generation]]
 
 
 class Gateway:
@@ -64,16 +74,15 @@ class Gateway:
         """Whether the chat template describes tools; else the system prompt does."""
         self._limits = limits or SessionLimits()
         self.ignored_parameters = frozenset(ignored_parameters)
-        self._in_thread = in_thread
-        self.connections = ConnectionLimit(
-            default_limit() if max_connections is None else max_connections
-        )
+        self._in_thread, self._max_connections = in_thread, max_connections
         self.address = ""
         """The URL of the server."""
         self.sessions: dict[str, Session] = {}
         """The open sessions, by the id in their URL."""
         self._numbers, self.keys = itertools.count(), itertools.count()
-        self.loop = GenerationLoop(policy, lambda: len(self.sessions))
+        # A stream belongs to one thread: calls and cancellations wait for it here.
+        self._queue: queue.SimpleQueue[tuple[int, _Call | None]] = queue.SimpleQueue()
+        self._running: dict[int, _Call] = {}
         self._server: Any = None
         self._threads: list[threading.Thread] = []
         self._is_closing = False
@@ -81,15 +90,16 @@ class Gateway:
     def __enter__(self) -> Self:
         import uvicorn
 
-        from agent_trainers.gateway.application import Application
+        from agent_trainers.gateway.application import make_application
+        from agent_trainers.gateway.connections import default_limit, limited_protocol
 
         # asyncio accepts all waiting connections at once, before an evicted one is closed
         backlog = default_limit() // 8
         config = uvicorn.Config(
-            Application(self).asgi(),
+            make_application(self),
             access_log=False,
             backlog=backlog,
-            http=limited_protocol(self.connections),
+            http=limited_protocol(self._max_connections or default_limit()),
             lifespan="off",
             log_config=None,
             log_level="warning",
@@ -113,7 +123,7 @@ class Gateway:
         self._server.should_exit = True
         for thread in self._threads[1:]:
             thread.join()
-        self.loop.refuse_all(SessionClosedError("the gateway is closed"))
+        self._refuse_all(SessionClosedError("the gateway is closed"))
         self._threads[0].join()
 
     def open(
@@ -152,9 +162,33 @@ class Gateway:
         """Generate for the sessions in this thread, while `is_active`.
 
         For ``in_thread=False``: the policy's stream, and with it a trainer's model, is in use until
-        this returns. `is_any_active` as in `Rollout`, where generation is collective.
+        this returns. Unfinished calls start again in the next call. `is_any_active` as in
+        `Rollout`, where generation is collective.
         """
-        self.loop.run(is_active, is_any_active)
+        stream = self.policy.open_stream()
+        try:
+            for key, (request, _) in self._running.items():
+                stream.add(key, request)
+            while is_any_active(is_active()):
+                is_busy = is_any_active(stream.has_requests)
+                self._take_calls(stream, is_busy=is_busy)
+                if is_busy:
+                    for key, result in stream.advance():
+                        stream.mark_idle(key)  # its program may never call again
+                        self._finish(key, result)
+        finally:
+            stream.close()
+
+    def submit(self, key: int, request: GenerationRequest) -> Future[Generation]:
+        """Request a turn; `key` has none running. Cancel it with `drop`, not through the future."""
+        future: Future[Generation] = Future()
+        future.set_running_or_notify_cancel()
+        self._queue.put((key, (request, future)))
+        return future
+
+    def drop(self, key: int) -> None:
+        """Cancel the call of `key` and release what the stream keeps for it."""
+        self._queue.put((key, None))
 
     def _start(self, name: str, function: Callable[[], None]) -> None:
         thread = threading.Thread(target=function, name=name, daemon=True)
@@ -164,7 +198,64 @@ class Gateway:
     def _generate_until_closed(self) -> None:
         while not self._is_closing:
             try:
-                self.loop.run(lambda: not self._is_closing)
+                self.generate(lambda: not self._is_closing)
             except Exception as error:  # noqa: BLE001 - foreign code; its callers get the error
-                self.loop.refuse_all(error)
+                _log.warning("The policy failed.", exc_info=True)
+                self._refuse_all(error)
                 time.sleep(IDLE_SECONDS)
+
+    def _refuse_all(self, error: Exception) -> None:
+        """Fail all queued and running calls with `error`, while no thread generates."""
+        while not self._queue.empty():
+            key, call = self._queue.get()
+            if call is None:
+                self._finish(key, _CLOSED)
+            else:
+                self._running[key] = call
+        for key in [*self._running]:
+            self._finish(key, error)
+
+    def _take_calls(self, stream: GenerationStream, *, is_busy: bool) -> None:
+        """Take queued calls; wait for one while idle, and for more before a wave."""
+        gather_seconds = GATHER_SECONDS if stream.gathers else 0.0
+        until = time.monotonic() + gather_seconds
+        while True:
+            seconds = IDLE_SECONDS
+            if is_busy:
+                seconds = until - time.monotonic()
+            if is_busy and len(self._running) >= len(self.sessions):
+                seconds = 0.0
+            try:
+                key, call = self._queue.get(timeout=max(0.0, seconds))
+            except queue.Empty:
+                return
+            if not is_busy:
+                is_busy, until = True, time.monotonic() + gather_seconds
+            if call is None:
+                self._finish(key, _CLOSED)
+                stream.drop(key)
+            else:
+                self._add(stream, key, call)
+
+    def _add(self, stream: GenerationStream, key: int, call: _Call) -> None:
+        self._running[key] = call
+        try:
+            prompt_ids = self.policy.encode(call[0])
+        except Exception as error:  # noqa: BLE001 - a template may refuse a program's messages
+            text = f"The messages cannot be rendered: {error}"
+            return self._finish(key, ApiError(400, text))
+        if prompt_ids is None:
+            return self._finish(key, Generation(text="", finish_reason="overflow"))
+        stream.add(key, call[0])
+
+    def _finish(self, key: int, result: Generation | BaseException) -> None:
+        _, future = self._running.pop(key, (None, None))
+        if future is None:  # cancelled
+            return
+        if isinstance(result, Generation):
+            future.set_result(result)
+        elif isinstance(result, ApiError):
+            future.set_exception(result)
+        else:
+            text = f"The policy failed: {type(result).__name__}: {result}"
+            future.set_exception(ApiError(500, text, stop_reason=StopReason.POLICY_ERROR))

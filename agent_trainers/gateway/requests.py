@@ -5,13 +5,12 @@ from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Final, Literal
 
 import pydantic
-from pydantic import AliasChoices, BeforeValidator, Field
+from pydantic import AliasChoices, AliasPath, BaseModel, BeforeValidator, ConfigDict, Field
 
 from agent_envs.core.tool import SchemaTool, Tool
 from agent_envs.formats.chat_messages import HERMES_TOOLS_TEXT
-from agent_trainers.gateway.api_error import ApiError
-from agent_trainers.gateway.conversation import ApiMessage, Strict
 from agent_trainers.policies.policy import Schemas
+from agent_trainers.trajectory import StopReason
 
 _HONOURED: Final = {"model", "tools", "tool_choice", "parallel_tool_calls"}
 CHAT_PARAMETERS: Final = _HONOURED | {
@@ -31,6 +30,82 @@ _NEUTRAL: Final[Mapping[str, Any]] = {
 }  # fmt: skip
 """Values without effect of parameters that are refused otherwise."""
 _WAYS_OUT: Final = "Gateway(…, ignored_parameters=[…]) ignores parameters."
+_TEXT_TYPES: Final = ("text", "input_text", "output_text")
+
+
+class ApiError(Exception):
+    """A request that is refused or that failed.
+
+    Client libraries retry the statuses 408, 409, 429, and 500 and above. `stop_reason` is the
+    episode's if no later call succeeds; None for a mistake of the program itself.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        stop_reason: StopReason | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.code, self.stop_reason = status, code, stop_reason
+
+
+class _Strict(BaseModel):
+    """JSON without type coercion; unknown members are ignored."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", populate_by_name=True)
+
+
+def _join_parts(content: Any) -> Any:
+    if not isinstance(content, list):
+        return "" if content is None else content
+    if not all(isinstance(part, dict) and part.get("type") in _TEXT_TYPES for part in content):
+        raise ValueError("can only hold parts of text")
+    return "".join(str(part.get("text", "")) for part in content)
+
+
+class ApiCall(_Strict):
+    """A tool call with its id."""
+
+    id: str = Field(validation_alias=AliasChoices("call_id", "id"))
+    name: str = Field(validation_alias=AliasChoices(AliasPath("function", "name"), "name"))
+    arguments: str = Field(
+        default="", validation_alias=AliasChoices(AliasPath("function", "arguments"), "arguments")
+    )
+
+
+class ApiMessage(_Strict):
+    """A message of a program, without members that no template shows."""
+
+    role: Annotated[
+        Literal["system", "user", "assistant", "tool"],
+        BeforeValidator(lambda role: "system" if role == "developer" else role),
+    ]
+    content: Annotated[str, BeforeValidator(_join_parts)] = Field(
+        default="", validation_alias=AliasChoices("content", "output")
+    )
+    calls: list[ApiCall] = Field(default=[], validation_alias="tool_calls")
+    call_id: str = Field(default="", validation_alias=AliasChoices("tool_call_id", "call_id"))
+    """The call that a tool message answers."""
+    function_call: None = None
+    """Superseded by `calls`."""
+    audio: None = None
+
+    @property
+    def meaning(self) -> tuple[str, list[tuple[str, str]]]:
+        """The text up to white space around it, and the calls with canonical arguments."""
+        calls = [(call.name, _canonical(call.arguments)) for call in self.calls]
+        return self.content.strip(), calls
+
+
+def _canonical(arguments: str) -> str:
+    try:
+        # As text, because == does not distinguish 1, 1.0 and True.
+        return json.dumps(json.loads(arguments or "{}"), sort_keys=True)
+    except (ValueError, RecursionError):
+        return arguments
 
 
 def _as_messages(items: Any) -> Any:
@@ -57,7 +132,7 @@ def _as_messages(items: Any) -> Any:
     return messages
 
 
-class _Function(Strict):
+class _Function(_Strict):
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.:-]{1,128}$")]
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -70,11 +145,7 @@ def _as_function(tool: Any) -> Any:
     return tool.get("function", tool)
 
 
-class _StreamOptions(Strict):
-    include_usage: bool = False
-
-
-class Request(Strict):
+class Request(_Strict):
     """The honoured parameters of a request."""
 
     model: str = "policy"
@@ -96,13 +167,7 @@ class Request(Strict):
     ] = Field(default=[])
     seed: int | None = None
     stream: bool = False
-    stream_options: _StreamOptions = _StreamOptions()
-
-    @property
-    def conversation(self) -> list[ApiMessage]:
-        """The messages, with the instructions first."""
-        text = self.instructions
-        return [*([ApiMessage(role="system", content=text)] if text else []), *self.messages]
+    stream_options: dict[str, bool] = Field(default={})
 
 
 def parse_request(
@@ -140,7 +205,9 @@ def read_tools(
 
     Unless the template shows them (`are_shown`), the system prompt describes them.
     """
-    messages = request.conversation
+    messages = list(request.messages)
+    if request.instructions:
+        messages.insert(0, ApiMessage(role="system", content=request.instructions))
     dumped = [schema.model_dump(exclude_none=True) for schema in request.tools]
     tools: dict[str, Tool] = {schema["name"]: SchemaTool(**schema) for schema in dumped}
     if are_shown or not tools:

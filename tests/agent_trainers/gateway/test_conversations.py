@@ -9,7 +9,8 @@ import openai
 import pytest
 
 from agent_trainers.batching.rows import make_rows
-from agent_trainers.gateway.conversation import ApiCall, ApiMessage, read_conversation
+from agent_trainers.gateway.conversation import read_conversation
+from agent_trainers.gateway.requests import ApiCall, ApiMessage
 from tests.agent_trainers.gateway.programs import as_it_came, client_of
 
 QUESTION = {"role": "user", "content": "what is the employer of the star of amber island ?"}
@@ -133,7 +134,7 @@ def test_consecutive_results_are_read_in_linear_time():
     messages = [ApiMessage(role="user", content="hi"), ApiMessage(role="assistant", calls=[call])]
     messages += [ApiMessage(role="tool", content="x" * 300, call_id="a")] * 20_000
     began = time.process_time()
-    read, _ = read_conversation(messages, {}, None)
+    read, _ = read_conversation(messages, [], None)
     # 0.1 s; quadratic time would be 20 s, in which all sessions wait
     assert time.process_time() - began < 2
     assert [message["role"] for message in read] == ["user", "assistant", *["tool"] * 20_000]

@@ -98,7 +98,7 @@ def test_no_episode_is_lost_or_mixed_when_clients_die(scripted):
         said = {m["content"].split()[-2] for s in trajectory.transitions for m in s.messages}
         assert said <= {session.task_id}
     assert not gateway.sessions
-    wait_until(lambda: not gateway.loop._running)
+    wait_until(lambda: not gateway._running)
 
 
 def test_a_call_is_cancelled_when_its_client_disconnects(scripted, caplog):
@@ -229,7 +229,7 @@ def test_a_call_that_generate_left_unfinished_is_answered_by_the_next_one(policy
         session, replies = gateway.open(task_id="0"), []
         program = threading.Thread(target=lambda: replies.append(ask(session)), daemon=True)
         program.start()
-        gateway.generate(lambda: session.idle_seconds > 0 or gateway.loop._running == {})
+        gateway.generate(lambda: session.idle_seconds > 0 or gateway._running == {})
         assert not replies
         until = time.monotonic() + 60
         gateway.generate(lambda: program.is_alive() and time.monotonic() < until)
