@@ -10,7 +10,6 @@ from typing import Any, Final
 import gymnasium as gym
 
 from agent_envs.core.lookup import lookup
-from agent_envs.data.files import write_text
 from agent_envs.errors import AgentEnvsError
 from agent_leaderboard.play.config import PRESETS, RunConfig, load_configs
 
@@ -82,8 +81,6 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("--reference", choices=["published"], help=text)
     text = "time limit; %(default)g minutes by default"
     verify.add_argument("--max_minutes", type=float, default=60.0, help=text)
-    text = "write the measure of a run, as in references/published.json"
-    add("reference", _reference, text, "run", "file")
     report = add("report", _report, "write leaderboard.md and .html", "run", data=True)
     text = "also write a page with the text of licensed data sets, not to be published"
     report.add_argument("--text", action="store_true", help=text)
@@ -166,13 +163,6 @@ def _verify(options: argparse.Namespace) -> None:
     print(verification.summary())  # noqa: T201
     if not verification.is_whole:
         sys.exit(1 if verification.problems else EXIT_IN_PART)
-
-
-def _reference(options: argparse.Namespace) -> None:
-    from agent_leaderboard.records.manifest import reference_text
-    from agent_leaderboard.records.results import read_run
-
-    write_text(options.file, reference_text(read_run(options.run).manifest))
 
 
 def _report(options: argparse.Namespace) -> None:

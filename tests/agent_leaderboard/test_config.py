@@ -3,7 +3,8 @@
 import pytest
 
 from agent_envs.errors import ConfigurationError, UnknownNameError
-from agent_leaderboard.play.config import PRESETS, fill_in, load_configs
+from agent_leaderboard.play.config import PRESETS, load_configs
+from agent_leaderboard.play.environments import fill_in
 from agent_leaderboard.records.manifest import Protocol
 from tests.agent_leaderboard.runs import CONFIG, write_config
 
@@ -61,7 +62,7 @@ def test_a_wrong_value_is_an_error_that_names_file_and_key(tmp_path, text, messa
 def test_a_part_of_a_run_is_chosen_by_name(tmp_path):
     config = load_configs([write_config(tmp_path, CONFIG)])
     part = config.choose(environments=["table"], agents=["oracle", "random"], tasks=1)
-    assert [(e.slug, e.tasks) for e in part.environments] == [("table", 1)]
+    assert [(e.slug, e.num_tasks) for e in part.environments] == [("table", 1)]
     assert [agent.slug for agent in part.agents] == ["oracle", "random"]
     with pytest.raises(UnknownNameError, match="Did you mean 'table'"):
         config.choose(environments=["tabel"])

@@ -65,7 +65,7 @@ def test_the_template_is_an_agent_with_its_own_name(entry, monkeypatch):
 
 def test_environments_without_data_are_left_out_with_the_reason(here, capsys):
     config = load_configs([here / "wise_owl.yaml"])
-    assert all(environment.optional for environment in config.environments)
+    assert config.optional == {environment.slug for environment in config.environments}
     names = ["hotpotqa", "synthetic-table"]
     cli.main(["--config", "wise_owl.yaml", "--output", "part", "--tasks", "1",
               "--environments", *names])  # fmt: skip

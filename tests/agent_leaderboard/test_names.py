@@ -6,10 +6,9 @@ import pytest
 
 from agent_envs.errors import ConfigurationError, DataError
 from agent_leaderboard.play.config import load_configs
-from agent_leaderboard.records.manifest import Reference
-from agent_leaderboard.records.names import look_alikes, skeleton, why_unclear
+from agent_leaderboard.records.names import misleading_names, skeleton, why_unclear
 from agent_leaderboard.records.results import Run, read_run
-from agent_leaderboard.verify.claims import check_names
+from agent_leaderboard.verify.claims import check_names, taken_names
 from agent_leaderboard.verify.merging import merge_runs
 from tests.agent_leaderboard.runs import CONFIG, write_config
 
@@ -97,17 +96,16 @@ def test_verification_names_a_misleading_field(manifest, change, message):
 def test_agents_that_look_alike_are_refused_on_one_board(manifest, small_run):
     one = renamed(manifest, "rules", kind="a:A", name="wise owl", slug="wise-owl")
     other = renamed(manifest, "rules", kind="a:A", name="w1se owl", slug="w1se-owl")
-    (text,) = look_alikes([one.agent("wise-owl"), other.agent("w1se-owl")])
+    (text,) = misleading_names([one.agent("wise-owl"), other.agent("w1se-owl")])
     assert "'w1se owl' looks like 'wise owl', which is on this board" in text
     firms = [renamed(one, "wise-owl", organisation=name).agent("wise-owl")
              for name in ("Coco", "coco.", "\u0421\u043e\u0441\u043e")]  # fmt: skip
-    (text,) = look_alikes(firms)  # another case is no other name
+    (text,) = misleading_names(firms)  # another case is no other name
     assert "field 'organisation': '\\u0421\\u043e\\u0441\\u043e' looks like 'Coco'" in text
 
-    board = Reference(format_version=4, protocol=manifest.protocol, environments=[],
-                      agents={"rules": "heuristic", "wise ow1": "react"})  # fmt: skip
-    assert list(board.taken_names(manifest.agents)) == []
-    (text,) = board.taken_names(one.agents)
+    board = renamed(manifest, "oracle", kind="react", name="wise ow1")
+    assert list(taken_names(manifest.agents, manifest)) == []
+    (text,) = taken_names([one.agent("wise-owl")], board)
     assert "looks like 'wise ow1', an agent on the board" in text
 
     runs = {}

@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_envs.errors import DataError, MissingExtraError
-from agent_leaderboard.play.config import EnvironmentConfig, load_configs
+from agent_leaderboard.play.config import load_configs
 from agent_leaderboard.play.environments import DATA_PACKAGES, data_files, data_path, reads_data
 from agent_leaderboard.play.episodes import _error
 from agent_leaderboard.play.replay import Replayer
 from agent_leaderboard.play.run import run
+from agent_leaderboard.records.manifest import EnvironmentRecord
 from agent_leaderboard.records.results import episode_seed, read_run
 from agent_leaderboard.records.sealing import MARK, MIN_BYTES, Seal, data_seal, episode_place
 from agent_leaderboard.verify.verify import _check_environment
@@ -183,7 +184,7 @@ def test_an_error_on_a_sealed_task_is_recorded_without_its_message():
 @pytest.mark.parametrize("name", DATA_PACKAGES)
 def test_tasks_of_packages_are_sealed_by_their_files(name):
     package, _ = DATA_PACKAGES[name]
-    environment = EnvironmentConfig(id=name, contamination="")
+    environment = EnvironmentRecord(slug="x", id=name, num_tasks=1, contamination="")
     assert reads_data(environment)
     pytest.importorskip(package)
     files = data_files(environment, None)

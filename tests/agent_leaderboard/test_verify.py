@@ -10,7 +10,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent_leaderboard.records.manifest import Reference, read_versioned, reference_text
 from agent_leaderboard.records.results import (
     SCHEMA,
     Run,
@@ -210,7 +209,7 @@ def test_a_changed_task_list_is_found_even_with_a_new_digest(copy, small_data, o
         ('"max_turns": 6', '"max_turns": 7', "field 'max_turns'"),
         ('"split": "test"', '"split": "train"', "field 'sha256'"),
         ('"split": "test"', '"splt": "test"', "splt"),
-        ('"split": "test"', '"sandbox": "limits"', "the argument 'sandbox' is not allowed"),
+        ('"split": "test"', '"sandbox": "limits"', "sandbox = 'limits' is not allowed"),
         ('"${data}/hotpot.jsonl"', '"/etc/passwd"', "is not allowed"),
         ('"${data}/hotpot.jsonl"', '"${data}/../x"', "is not allowed"),
         ('"AgentR1/SyntheticTable-v0"', '"os:AgentR1/X-v0"', "is not allowed"),
@@ -285,17 +284,14 @@ def test_a_false_attack_is_found(copy, small_data):
         assert message in text_of(copy, small_data)
 
 
-def test_environments_that_a_run_lacks_stay_on_trust(copy, small_data, tmp_path, monkeypatch):
+def test_environments_that_a_run_lacks_stay_on_trust(copy, small_data, monkeypatch):
     run = read_run(copy)
-    whole = tmp_path / "reference.json"
-    whole.write_text(reference_text(run.manifest))
     kept = [one for one in run.manifest.environments if one.slug != "table"]
     manifest = dataclasses.replace(run.manifest, environments=kept)
     tasks = {one.slug: run.tasks[one.slug] for one in kept}
     results = {cell: own for cell, own in run.results.items() if cell[0] != "table"}
     write_run(copy, Run(manifest=manifest, tasks=tasks, results=results))
-    reference = read_versioned(Reference, whole)
-    monkeypatch.setattr("agent_leaderboard.verify.verify.published", lambda: reference)
+    monkeypatch.setattr("agent_leaderboard.verify.verify.published", lambda: run.manifest)
     found = verify(copy, small_data, is_published=True)
     assert found.problems == []
     assert found.on_trust == ["that the run lacks table, which the board has"]

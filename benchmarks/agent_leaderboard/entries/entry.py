@@ -8,7 +8,6 @@ from typing import Final
 
 from agent_envs.data.files import write_text
 from agent_envs.errors import ConfigurationError, DataError
-from agent_leaderboard.play.config import AgentConfig
 from agent_leaderboard.records.manifest import (
     AgentRecord,
     Manifest,
@@ -111,7 +110,7 @@ def _facts(manifest: Manifest) -> Iterator[str]:
             yield f"- `{one.slug}`: not chosen"
 
 
-def invalid_fields(agent: AgentConfig | AgentRecord) -> Iterator[str]:
+def invalid_fields(agent: AgentRecord) -> Iterator[str]:
     """Yield why an agent cannot be submitted: fields without a value, or with a placeholder."""
     for name in FIELDS:
         text = getattr(agent, name)

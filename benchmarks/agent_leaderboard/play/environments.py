@@ -17,15 +17,16 @@ from typing import Any, Final
 import gymnasium as gym
 
 from agent_envs.core.contexts import CONTEXTS
+from agent_envs.core.lookup import lookup
 from agent_envs.core.result_edits import ATTACKERS
-from agent_envs.errors import DataError
+from agent_envs.errors import ConfigurationError, DataError
 from agent_envs.formats.tool_formats import TOOL_FORMATS
 from agent_leaderboard.agents.agent import MakeEnv
-from agent_leaderboard.play.config import DATA_PLACEHOLDER, EnvironmentConfig, fill_in
 from agent_leaderboard.records.manifest import EnvironmentRecord
 from agent_leaderboard.records.sealing import Seal, data_seal
 
 Check = Callable[[Any], bool]
+DATA_PLACEHOLDER: Final = "${data}"
 _NAME: Final = re.compile(r"[\w .-]{1,80}", re.ASCII)
 _MAX_ITEMS: Final = 64
 DATA_PACKAGES: Final = {
@@ -37,13 +38,13 @@ _PACKAGE_MARK: Final = "package:"
 
 
 def configured_environment(
-    environment: EnvironmentConfig | EnvironmentRecord, tool_format: str | None, data: Path | None
+    record: EnvironmentRecord, tool_format: str | None, data: Path | None
 ) -> MakeEnv:
     """Return a factory of an environment of the user's own configuration."""
-    kwargs = fill_in(environment.kwargs, data)
+    kwargs = fill_in(record.kwargs, data)
     if tool_format is not None:
         kwargs["tool_format"] = tool_format
-    return functools.partial(gym.make, environment.id, **kwargs)
+    return functools.partial(gym.make, record.id, **kwargs)
 
 
 def recorded_environment(
@@ -53,6 +54,22 @@ def recorded_environment(
     for problem in refused_arguments(record.id, record.kwargs):
         raise DataError(problem)
     return configured_environment(record, tool_format, data)
+
+
+def fill_in(value: Any, data: Path | None) -> Any:
+    """Replace ``${data}`` by the data folder in nested JSON; refuse other placeholders."""
+    if isinstance(value, Mapping):
+        return {key: fill_in(item, data) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [fill_in(item, data) for item in value]
+    for placeholder in re.findall(r"\$\{[^}]*\}", value) if isinstance(value, str) else ():
+        lookup({DATA_PLACEHOLDER: None}, placeholder, kind="placeholder")
+        if data is None:
+            raise ConfigurationError(
+                f"{value}: pass --data with the folder of the data, or set AGENT_R1_DATA."
+            )
+        value = value.replace(placeholder, str(data))
+    return value
 
 
 # The allowlist
@@ -76,10 +93,6 @@ def _name(value: Any) -> bool:
 
 def _flag(value: Any) -> bool:
     return isinstance(value, bool)
-
-
-def _plain(value: Any) -> bool:
-    return _flag(value) or _name(value) or _number(-10_000, 10_000)(value)
 
 
 def _file(value: Any) -> bool:
@@ -116,6 +129,10 @@ def _context(value: Any) -> bool:
     return _one_of(*CONTEXTS)(options.pop("name", None)) and _table(_plain)(options)
 
 
+def _plain(value: Any) -> bool:
+    return _flag(value) or _name(value) or _number(-10_000, 10_000)(value)
+
+
 def _attack(value: Any) -> bool:
     return (
         isinstance(value, Mapping)
@@ -125,81 +142,64 @@ def _attack(value: Any) -> bool:
     )
 
 
-_SHARED: Final[dict[str, Check]] = {
-    "tool_format": _one_of(*TOOL_FORMATS),
-    "context": _context,
+ENVIRONMENTS: Final = (
+    "HotpotQA", "2WikiMultihopQA", "MuSiQue", "Bamboogle", "NaturalQuestions", "TriviaQA", "PopQA",
+    "GSM8K", "MATH", "HumanEval", "MBPP", "CommandLine", "ReasoningGym", "TextWorld", "ALFWorld",
+    "ScienceWorld", "BFCL", "SyntheticMultiHop", "SyntheticLongHorizon", "SyntheticArithmetic",
+    "SyntheticTable",
+)  # fmt: skip
+"""Names of the allowed environments."""
+ARGUMENTS: Final[Mapping[str, Check]] = {
+    "aliases": _file,
     "attack": _attack,
-    "rewards": _table(_number(-100, 100)),
-    "parallel_calls": _flag,
-    "optional_tools": _some(_name),
-    "system_prompt": lambda value: isinstance(value, str) and len(value) <= 10_000,
-    "max_episode_steps": _number(1, 1_000),
-    "split": _name,
-}
-_SANDBOX: Final[dict[str, Check]] = {"sandbox": _one_of("strong", "container")}
-_DATA: Final[dict[str, Check]] = {"data": _some(_file)}
-_QUESTIONS: Final[dict[str, Check]] = _DATA | {
+    "category": _some(_name),
+    "context": _context,
     "corpus": _some(_file),
-    "top_k": _number(1, 100),
-    "retriever": _one_of("auto", "bm25"),
-    "variant": _name,
-}
-_WORLD: Final[dict[str, Check]] = {
+    "data": _some(_file),
+    "difficulty": _some(_number(1, 10)),
+    "game": _some(_file),
     "hops": _some(_number(1, 8)),
-    "start": _some(_name),
-    "variant": _some(_name),
-    "top_k": _some(_number(1, 50)),
-    "questions": _some(_number(1, 20)),
-    "outdated": _number(0, 10),
+    "kinds": _some(_name),
+    "levels": _some(_plain),
+    "max_episode_steps": _number(1, 1_000),
     "max_searches": _number(1, 1_000),
-}
-_CHAIN: Final[dict[str, Check]] = {"steps": _some(_number(1, 20))}
-_GAME: Final[dict[str, Check]] = {
-    "rooms": _number(1, 12),
     "objects": _number(1, 20),
+    "optional_tools": _some(_name),
+    "outdated": _number(0, 10),
+    "parallel_calls": _flag,
     "quest_length": _number(1, 8),
+    "questions": _some(_number(1, 20)),
+    "retriever": _one_of("auto", "bm25"),
+    "rewards": _table(_number(-100, 100)),
+    "rooms": _number(1, 12),
+    "sandbox": _one_of("strong", "container"),
+    "simplifications": _some(_name),
+    "split": _name,
+    "start": _some(_name),
+    "steps": _some(_number(1, 20)),
+    "subjects": _some(_name),
+    "system_prompt": lambda value: isinstance(value, str) and len(value) <= 10_000,
+    "task": _some(_name),
+    "task_kwargs": _table(_number(-1_000, 1_000)),
+    "tool_format": _one_of(*TOOL_FORMATS),
+    "top_k": _some(_number(1, 100)),
+    "unanswerable": _flag,
+    "variant": _some(_name),
+    "variations": _some(_number(0, 10_000)),
 }
-ARGUMENTS: Final[Mapping[str, Mapping[str, Check]]] = {
-    "HotpotQA": _QUESTIONS,
-    "2WikiMultihopQA": _QUESTIONS | {"aliases": _file},
-    "MuSiQue": _QUESTIONS | {"unanswerable": _flag},
-    "Bamboogle": _QUESTIONS,
-    "NaturalQuestions": _QUESTIONS,
-    "TriviaQA": _QUESTIONS,
-    "PopQA": _QUESTIONS,
-    "GSM8K": _DATA | _SANDBOX,
-    "MATH": _DATA | _SANDBOX | {"levels": _some(_plain), "subjects": _some(_name)},
-    "HumanEval": _DATA | _SANDBOX,
-    "MBPP": _DATA | _SANDBOX,
-    "CommandLine": _SANDBOX | {"kinds": _some(_name), "difficulty": _some(_number(1, 10))},
-    "ReasoningGym": {"task": _name, "task_kwargs": _table(_number(-1_000, 1_000))},
-    "TextWorld": _GAME | {"game": _some(_file)},
-    "ALFWorld": {"data": _file, "kinds": _some(_name)},
-    "ScienceWorld": {
-        "task": _some(_name),
-        "variations": _some(_number(0, 10_000)),
-        "simplifications": _some(_name),
-    },
-    "BFCL": {"category": _some(_name)},
-    "SyntheticMultiHop": _WORLD,
-    "SyntheticLongHorizon": _WORLD,
-    "SyntheticArithmetic": _CHAIN,
-    "SyntheticTable": _CHAIN,
-}
-"""Allowed arguments by environment name, in addition to the shared ones."""
+"""Allowed arguments; an environment itself refuses those of others."""
 
 
 def refused_arguments(id: str, kwargs: Mapping[str, Any]) -> Iterator[str]:
     """Yield what a manifest asks for that is not on the allowlist."""
     name = re.sub(r"^AgentR1/(\w+)-v\d+$", r"\1", id)
-    if name not in ARGUMENTS or name == id:
-        yield f"field 'id': {id!r} is not allowed; choose among {', '.join(ARGUMENTS)}"
+    if name not in ENVIRONMENTS or name == id:
+        yield f"field 'id': {id!r} is not allowed; choose among {', '.join(ENVIRONMENTS)}"
         return
-    allowed = {**_SHARED, **ARGUMENTS[name]}
     for key, value in kwargs.items():
-        if key not in allowed:
+        if key not in ARGUMENTS:
             yield f"field 'kwargs': the argument {key!r} is not allowed"
-        elif not allowed[key](value):
+        elif not ARGUMENTS[key](value):
             yield f"field 'kwargs': {key} = {shown(value)} is not allowed"
 
 
@@ -212,21 +212,18 @@ def shown(value: Any) -> str:
 # Data files
 
 
-Environment = EnvironmentConfig | EnvironmentRecord
-
-
-def reads_data(environment: Environment) -> bool:
+def reads_data(environment: EnvironmentRecord) -> bool:
     """Return whether tasks come from files, so that text about them is sealed."""
     return environment.id in DATA_PACKAGES or bool(_named(environment.kwargs))
 
 
-def missing_data(environment: Environment, data: Path | None) -> str:
+def missing_data(environment: EnvironmentRecord, data: Path | None) -> str:
     """Return the first missing file or folder of the data folder, or an empty string."""
     names = sorted(_named(environment.kwargs))
     return next((n for n in names if data is None or not (data / n).exists()), "")
 
 
-def data_files(environment: Environment, data: Path | None) -> list[str]:
+def data_files(environment: EnvironmentRecord, data: Path | None) -> list[str]:
     """Return the name of each data file, sorted; none of a package that is not installed."""
     found = set()
     for name in _named(environment.kwargs):

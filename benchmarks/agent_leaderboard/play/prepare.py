@@ -1,5 +1,6 @@
 """Preparing a run: its models, task lists and manifest."""
 
+import dataclasses
 import importlib.metadata
 import json
 import os
@@ -16,13 +17,12 @@ from tqdm.auto import tqdm
 from agent_envs.data.files import write_json
 from agent_envs.errors import ConfigurationError, MissingExtraError
 from agent_leaderboard.agents.agent import find_kind
-from agent_leaderboard.play.config import EMBEDDED, AgentConfig, EnvironmentConfig, RunConfig
+from agent_leaderboard.play.config import RunConfig
 from agent_leaderboard.play.environments import configured_environment, missing_data
 from agent_leaderboard.play.tasks import complete_record
 from agent_leaderboard.records.manifest import (
     FORMAT_VERSION,
     AgentRecord,
-    EnvironmentRecord,
     LeftOut,
     Manifest,
 )
@@ -35,6 +35,8 @@ PACKAGES: Final = ("agent-r1", "gymnasium", "numpy")
 MODEL_PACKAGES: Final = ("torch", "transformers")
 _LOCAL_SETTINGS: Final = ("model", "base_url", "api_key_env")
 """Settings that are not in the manifest; the model has its own field."""
+EMBEDDED: Final = "embedded"
+"""Name of the model that comes with the package."""
 _TRAINED_WITH: Final = "trained_with.json"
 
 
@@ -48,16 +50,22 @@ def prepare(
     environments, left_out = [], list(config.left_out)
     tasks: dict[str, list[TaskEntry]] = {}
     for environment in tqdm(config.environments, desc="listing tasks", leave=False):
+        is_optional = environment.slug in config.optional
         try:
-            if environment.optional and (missing := missing_data(environment, data)):
+            if is_optional and (missing := missing_data(environment, data)):
                 reason = f"its data are missing: {missing}"
             else:
-                seed = config.protocol.seed
-                record, tasks[environment.slug] = _environment(environment, seed, data)
+                record, tasks[environment.slug] = complete_record(
+                    environment,
+                    configured_environment(environment, None, data),
+                    count=environment.num_tasks,
+                    seed=config.protocol.seed,
+                    data=data,
+                )
                 environments.append(record)
                 continue
         except MissingExtraError as error:
-            if not environment.optional:
+            if not is_optional:
                 raise
             reason = str(error)
         left_out.append(LeftOut(id=environment.id, reason=reason))
@@ -65,43 +73,24 @@ def prepare(
         format_version=FORMAT_VERSION,
         protocol=config.protocol,
         environments=environments,
-        agents=[_agent(agent, models[agent.slug]) for agent in config.agents],
+        agents=[_complete(agent, models[agent.slug]) for agent in config.agents],
         left_out=left_out,
     )
     return manifest, tasks
 
 
-def _environment(
-    config: EnvironmentConfig, seed: int, data: Path | None
-) -> tuple[EnvironmentRecord, list[TaskEntry]]:
-    record = EnvironmentRecord(
-        slug=config.slug,
-        id=config.id,
-        kwargs=config.kwargs,
-        num_tasks=0,
-        tasks_sha256="",
-        contamination=config.contamination,
-        is_text_public=False,
-        attack=config.attack,
-        attack_on=config.attack_on,
-    )
-    make_env = configured_environment(config, None, data)
-    return complete_record(record, make_env, count=config.tasks, seed=seed, data=data)
-
-
-def _agent(config: AgentConfig, model: str | None) -> AgentRecord:
-    kind = find_kind(config.kind)
+def _complete(agent: AgentRecord, model: str | None) -> AgentRecord:
+    """Return the record of a configured agent, with what identifies its model and its code."""
+    kind = find_kind(agent.kind)
     packages = PACKAGES + (MODEL_PACKAGES if kind.needs_model else ())
     folder = Path(model) if model is not None and Path(model).is_dir() else None
     weights = sorted(folder.glob("*.safetensors")) if folder else []
-    copied = ("slug", "name", "kind", "made_by", "train", "prices", "organisation", "url",
-              "licence")  # fmt: skip
-    return AgentRecord(
-        **{name: getattr(config, name) for name in copied},
-        model=config.model or (folder.name if folder else model),
+    return dataclasses.replace(
+        agent,
+        model=agent.model or (folder.name if folder else model),
         weights_sha256={path.name: file_sha256(path) for path in weights},
-        tool_format=kind.format_for(config.settings),
-        settings={k: v for k, v in config.settings.items() if k not in _LOCAL_SETTINGS},
+        tool_format=kind.format_for(agent.settings),
+        settings={k: v for k, v in agent.settings.items() if k not in _LOCAL_SETTINGS},
         packages={"python": platform.python_version()}
         | {package: importlib.metadata.version(package) for package in packages},
     )
@@ -110,7 +99,7 @@ def _agent(config: AgentConfig, model: str | None) -> AgentRecord:
 # Models
 
 
-def find_model(agent: AgentConfig, work: Path) -> str | None:
+def find_model(agent: AgentRecord, work: Path) -> str | None:
     """Return the folder or name of an agent's model, or None.
 
     A model that the run trains is trained into `work`; one of `SMALL_MODELS` is downloaded.
@@ -123,7 +112,7 @@ def find_model(agent: AgentConfig, work: Path) -> str | None:
     return str(TINY_POLICY) if model == EMBEDDED else model
 
 
-def _trained_model(agent: AgentConfig, work: Path) -> Path:
+def _trained_model(agent: AgentRecord, work: Path) -> Path:
     """Return the folder of the model that ``agent.train`` describes; train it if it is missing.
 
     The folder gets its name when training is complete; interrupted training starts again.

@@ -1,4 +1,4 @@
-"""The manifest of a run, and the reference that it is compared with."""
+"""The manifest of a run, and that of the published run."""
 
 import dataclasses
 import functools
@@ -12,13 +12,12 @@ from typing import Annotated, Any, Final
 from pydantic import Field
 
 from agent_envs.errors import DataError
-from agent_leaderboard.records.names import is_same_name, skeleton
 from agent_leaderboard.records.reading import Record, parse_json, read_text, validated
 
 FORMAT_VERSION: Final = 4
 """4: results in one Parquet file; text on licensed tasks encrypted with AES-SIV."""
 PUBLISHED: Final = Path(__file__).parent.parent / "references" / "published.json"
-"""Reference of the published run."""
+"""Manifest of the published run: what ``own measure`` and taken names are compared with."""
 MEASURED_FIELDS: Final = ("seed", "samples_per_task", "temperature")
 """Protocol fields that change scores; the others change speed and the number of retries."""
 
@@ -72,12 +71,12 @@ class EnvironmentRecord(Record):
     outcome_terms: list[str] = field(default_factory=list)
     """Reward terms of the outcome, as opposed to the process."""
     num_tasks: int
-    tasks_sha256: str
+    tasks_sha256: str = ""
     """Digest of the task list."""
     data: list[DataFile] = field(default_factory=list)
     contamination: Text
     """Whether models may have seen the tasks."""
-    is_text_public: bool
+    is_text_public: bool = False
     """Whether questions and observations may be published: true of generated tasks."""
     attack: str | None = None
     """Attack on what the agent reads, such as ``edits``."""
@@ -170,51 +169,25 @@ class Manifest(Record):
             if environment.slug not in agent.not_played
         ]
 
+    def measure_changes(self, protocol: Protocol, environment: EnvironmentRecord) -> list[str]:
+        """Return how an environment is measured otherwise than in this run."""
+        for one in self.environments:
+            if one.slug == environment.slug:
+                changes = differences(protocol, self.protocol, MEASURED_FIELDS)
+                return [*changes, *differences(environment, one)]
+        return ["the published run has no such environment"]
 
-def read_versioned(kind: Any, path: Path) -> Any:
-    """Read a JSON file of `FORMAT_VERSION`."""
+
+def read_manifest(path: Path) -> Manifest:
+    """Read a manifest of `FORMAT_VERSION`."""
     record = parse_json(read_text(path), path)
     version = record.get("format_version") if isinstance(record, dict) else None
     if version != FORMAT_VERSION:
         raise DataError(
             f"{path}: field 'format_version' is {version!r}; this version reads {FORMAT_VERSION}."
         )
-    return validated(kind, record, path)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reference(Record):
-    """Protocol and environments to compare a run with, and the agent names that are taken."""
-
-    format_version: int
-    protocol: Protocol
-    environments: list[EnvironmentRecord]
-    agents: dict[str, str] = field(default_factory=dict)
-    """Kind of each agent, by name."""
-
-    def taken_names(self, agents: Iterable[AgentRecord]) -> Iterator[str]:
-        """Yield agents whose names are, or look like, those of other agents of the board."""
-        board = {skeleton(name): (name, kind) for name, kind in self.agents.items()}
-        for agent in agents:
-            name, kind = board.get(skeleton(agent.name), (agent.name, agent.kind))
-            if kind != agent.kind or not is_same_name(name, agent.name):
-                yield (
-                    f"agent {agent.slug!r}, field 'name': {agent.name!a} looks like "
-                    f"{name!a}, an agent on the board; choose another name"
-                )
-
-    def differences(self, protocol: Protocol, environment: EnvironmentRecord) -> list[str]:
-        """Return how the measure of an environment differs from the reference."""
-        for one in self.environments:
-            if one.slug == environment.slug:
-                changes = differences(protocol, self.protocol, MEASURED_FIELDS)
-                return [*changes, *differences(environment, one)]
-        return ["the reference has no such environment"]
-
-    def has_data(self, environment: EnvironmentRecord) -> bool:
-        """Return whether all data files of an environment are in the reference."""
-        known = {file.sha256 for one in self.environments for file in one.data}
-        return known.issuperset(file.sha256 for file in environment.data)
+    manifest: Manifest = validated(Manifest, record, path)
+    return manifest
 
 
 def differences(record: object, other: Any, names: Iterable[str] = ()) -> Iterator[str]:
@@ -234,16 +207,6 @@ def to_json(record: Any) -> str:
 
 
 @functools.cache
-def published() -> Reference:
-    """Return the reference of the published run."""
-    reference: Reference = read_versioned(Reference, PUBLISHED)
-    return reference
-
-
-def reference_text(manifest: Manifest) -> str:
-    """Return the content of the reference file of a run."""
-    agents = {agent.name: agent.kind for agent in manifest.agents}
-    return to_json(Reference(
-        format_version=FORMAT_VERSION, protocol=manifest.protocol,
-        environments=manifest.environments, agents=agents,
-    ))  # fmt: skip
+def published() -> Manifest:
+    """Return the manifest of the published run."""
+    return read_manifest(PUBLISHED)

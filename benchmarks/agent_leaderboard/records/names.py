@@ -56,27 +56,23 @@ def skeleton(text: str) -> str:
     return "-".join(words).strip("-").replace("rn", "m").replace("vv", "w")
 
 
-def unclear_names(agent: Any) -> Iterator[str]:
-    """Yield the fields of an agent that can be misread."""
-    for name in FIELDS:
-        if why := why_unclear(getattr(agent, name) or ""):
-            yield f"field {name!r}: {why}"
-    if agent.url is not None and not re.match(r"https?://\S+$", agent.url):
-        yield f"field 'url': {agent.url[:80]!a} must begin with https://"
-
-
-def look_alikes(agents: Iterable[Any]) -> Iterator[str]:
-    """Yield agents whose name or organisation looks like that of another agent."""
+def misleading_names(agents: Iterable[Any]) -> Iterator[str]:
+    """Yield fields of agents that can be misread, or that look like another agent's."""
     seen: dict[tuple[str, str], str] = {}
     for agent in agents:
-        for name in ("name", "organisation"):
+        where = f"agent {agent.slug!r}, field"
+        for name in FIELDS:
             text = getattr(agent, name) or ""
+            if why := why_unclear(text):
+                yield f"{where} {name!r}: {why}"
             known = seen.setdefault((name, skeleton(text)), text)
-            if not is_same_name(text, known):
+            if name in ("name", "organisation") and not is_same_name(text, known):
                 yield (
-                    f"agent {agent.slug!r}, field {name!r}: {text!a} looks like "
-                    f"{known!a}, which is on this board; choose another name"
+                    f"{where} {name!r}: {text!a} looks like {known!a}, which is on this board; "
+                    "choose another name"
                 )
+        if agent.url is not None and not re.match(r"https?://\S+$", agent.url):
+            yield f"{where} 'url': {agent.url[:80]!a} must begin with https://"
 
 
 def is_same_name(one: str, other: str) -> bool:

@@ -16,7 +16,7 @@ from pydantic import Field, InstanceOf
 
 from agent_envs.data.files import atomic_path, write_json, write_text
 from agent_envs.errors import DataError
-from agent_leaderboard.records.manifest import Manifest, Protocol, read_versioned, to_json
+from agent_leaderboard.records.manifest import Manifest, Protocol, read_manifest, to_json
 from agent_leaderboard.records.reading import (
     MAX_FILE_BYTES,
     Record,
@@ -133,7 +133,7 @@ def list_episodes(entries: Sequence[TaskEntry], protocol: Protocol) -> list[tupl
 
 def read_run(folder: Path) -> Run:
     """Read a complete run; a `DataError` names file and field."""
-    manifest: Manifest = read_versioned(Manifest, folder / MANIFEST)
+    manifest = read_manifest(folder / MANIFEST)
     tasks = read_tasks(folder / TASKS)
     most = manifest.protocol.samples_per_task * sum(
         len(tasks.get(environment.slug, ())) for environment, _ in manifest.cells

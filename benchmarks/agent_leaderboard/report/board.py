@@ -140,10 +140,11 @@ def is_upper_bound(agent: AgentRecord) -> bool:
 
 def measure_mark(manifest: Manifest, environment: EnvironmentRecord) -> str:
     """Return a note on scores that do not have the published measure."""
-    reference = published()
-    if not reference.has_data(environment):
+    board = published()
+    known = {file.sha256 for one in board.environments for file in one.data}
+    if not known.issuperset(file.sha256 for file in environment.data):
         return " (own data: only who holds them can check)"
-    return " (own measure)" if reference.differences(manifest.protocol, environment) else ""
+    return " (own measure)" if board.measure_changes(manifest.protocol, environment) else ""
 
 
 def shown_name(agent: AgentRecord) -> str:

@@ -6,14 +6,14 @@ agent that used tokens, or a model that wrote a page in two tokens is wrong.
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 from agent_envs.errors import AgentEnvsError
 from agent_leaderboard.agents.agent import AGENTS, acts_by_rules, build_agent, is_custom
-from agent_leaderboard.play.environments import ARGUMENTS, shown
+from agent_leaderboard.play.environments import ENVIRONMENTS, shown
 from agent_leaderboard.play.episodes import FAULTS
 from agent_leaderboard.play.prepare import MODEL_PACKAGES, PACKAGES
 from agent_leaderboard.records.manifest import (
@@ -23,7 +23,7 @@ from agent_leaderboard.records.manifest import (
     Protocol,
     make_slug,
 )
-from agent_leaderboard.records.names import look_alikes, skeleton, unclear_names
+from agent_leaderboard.records.names import is_same_name, misleading_names, skeleton
 from agent_leaderboard.records.reading import file_sha256
 from agent_leaderboard.records.results import EpisodeResult
 from agent_trainers import TINY_POLICY
@@ -59,17 +59,29 @@ def check_names(manifest: Manifest) -> Iterator[str]:
             yield f"manifest.json, environment {environment.slug!r}, {text}"
     known = {environment.slug for environment in manifest.environments}
     for agent in manifest.agents:
-        for text in (*_check_agent(agent), *unclear_names(agent)):
+        for text in _check_agent(agent):
             yield f"manifest.json, agent {agent.slug!r}, {text}"
         if set(agent.not_played) - known or set(agent.not_played) == known:
             yield f"manifest.json, agent {agent.slug!r}, field 'not_played': is wrong"
-    yield from (f"manifest.json, {text}" for text in look_alikes(manifest.agents))
+    yield from (f"manifest.json, {text}" for text in misleading_names(manifest.agents))
+
+
+def taken_names(agents: Iterable[AgentRecord], board: Manifest) -> Iterator[str]:
+    """Yield agents whose names are, or look like, those of other agents of the board."""
+    taken = {skeleton(agent.name): agent for agent in board.agents}
+    for agent in agents:
+        known = taken.get(skeleton(agent.name), agent)
+        if known.kind != agent.kind or not is_same_name(known.name, agent.name):
+            yield (
+                f"agent {agent.slug!r}, field 'name': {agent.name!a} looks like "
+                f"{known.name!a}, an agent on the board; choose another name"
+            )
 
 
 def _check_environment_name(environment: EnvironmentRecord) -> Iterator[str]:
     own = re.sub(r"^.*/|-v\d+$", "", environment.id).lower()
     joined = re.sub(r"[^a-z0-9]", "", environment.slug)
-    named = [name.lower() for name in ARGUMENTS if joined.startswith(name.lower())]
+    named = [name.lower() for name in ENVIRONMENTS if joined.startswith(name.lower())]
     if named and own not in named:
         yield f"field 'slug': {environment.slug!r} is the name of {named[0]}, not of {own}"
 

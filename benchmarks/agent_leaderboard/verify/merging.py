@@ -15,7 +15,7 @@ from agent_leaderboard.records.manifest import (
     Manifest,
     differences,
 )
-from agent_leaderboard.records.names import look_alikes
+from agent_leaderboard.records.names import misleading_names
 from agent_leaderboard.records.results import (
     CHECKSUMS,
     FILES,
@@ -99,7 +99,7 @@ def merge_runs(runs: Mapping[Path, Run]) -> Run:
         for text in changes:
             raise DataError(f"{folder}: does not fit {first}: {text}.")
         left_out |= dict.fromkeys(manifest.left_out)
-    for text in look_alikes(agents.values()):
+    for text in misleading_names(agents.values()):
         raise DataError(f"{', '.join(map(str, runs))}: cannot be merged: {text}.")
     filled = {environment.id for environment in environments.values()}
     manifest = Manifest(

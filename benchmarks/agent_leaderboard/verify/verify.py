@@ -33,7 +33,6 @@ from agent_leaderboard.records.manifest import (
     AgentRecord,
     EnvironmentRecord,
     Manifest,
-    Reference,
     differences,
     published,
     to_json,
@@ -54,7 +53,7 @@ from agent_leaderboard.records.results import (
 from agent_leaderboard.report.board import MAX_UNSCORED, summarise
 from agent_leaderboard.report.tables import PAGES, REPORTS
 from agent_leaderboard.report.visible_text import visible
-from agent_leaderboard.verify.claims import check_names, check_tokens, check_usage
+from agent_leaderboard.verify.claims import check_names, check_tokens, check_usage, taken_names
 from agent_trainers.trajectory import StopReason
 
 EPISODES_PER_JOB: Final = 50
@@ -122,19 +121,19 @@ def check_run(
         if problems := list(check_folder(folder)):
             return Verification(problems=problems)
         run = read_run(folder)
-        expected = published()
+        board = published()
         problems = [*_check_files(folder, run), *check_names(run.manifest)]
     except DataError as error:
         return Verification(problems=[str(error).replace(f"{folder}{os.sep}", "")[:2_000]])
     manifest = run.manifest
-    measures = {one.slug: expected.differences(manifest.protocol, one)
+    measures = {one.slug: board.measure_changes(manifest.protocol, one)
                 for one in manifest.environments}  # fmt: skip
     own_measure = {slug: "; ".join(how) for slug, how in measures.items() if how}
     if is_published:
         problems += [
             f"{MANIFEST}, environment {slug!r}: {how}" for slug, how in own_measure.items()
         ]
-        problems += [f"{MANIFEST}, {text}" for text in expected.taken_names(manifest.agents)]
+        problems += [f"{MANIFEST}, {text}" for text in taken_names(manifest.agents, board)]
     if list(run.tasks) != list(measures):
         return Verification(problems=[*problems, f"tasks.json: other environments than {MANIFEST}"])
     problems += _check_results(run)
@@ -151,7 +150,7 @@ def check_run(
         own_measure=own_measure,
         on_trust=[
             *(text for agent in manifest.agents for text in _on_trust(agent, run)),
-            *_holes(manifest, expected, own_measure),
+            *_holes(manifest, board, own_measure),
             *(f"{name}: pages are not verified; `agent-r1-bench report` renders them again"
               for name in PAGES if (folder / name).exists()),
         ],
@@ -403,13 +402,13 @@ def _check_reports(folder: Path, run: Run) -> Iterator[str]:
 # What cannot be checked
 
 
-def _holes(manifest: Manifest, reference: Reference, other: Mapping[str, str]) -> Iterator[str]:
+def _holes(manifest: Manifest, board: Manifest, other: Mapping[str, str]) -> Iterator[str]:
     """Yield what a board has and the run lacks: whether it was run is unknown."""
     for agent in manifest.agents:
         if agent.not_played:
             yield f"{agent.slug}: that it did not run on {', '.join(agent.not_played)}"
     own = {environment.slug for environment in manifest.environments}
-    missing = [one.slug for one in reference.environments if one.slug not in own]
+    missing = [one.slug for one in board.environments if one.slug not in own]
     if missing and own - other.keys():
         yield f"that the run lacks {', '.join(missing)}, which the board has"
 
