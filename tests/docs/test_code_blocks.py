@@ -19,8 +19,8 @@ from agent_trainers.cli.arguments import CommandParser
 from agent_trainers.cli.collect import CollectArguments
 from agent_trainers.cli.evaluate import EvaluateArguments
 from agent_trainers.cli.train_options import make_parser
-from agent_trainers.experimental.diagnose.__main__ import DiagnoseArguments, name_file
-from agent_trainers.experimental.search.__main__ import SearchArguments
+from agent_trainers.experimental.diagnose import DiagnoseArguments, name_file
+from agent_trainers.experimental.search import SearchArguments
 from agent_trainers.experimental.values.__main__ import ValueArguments
 from benchmarks.credit.__main__ import CreditArguments
 from benchmarks.papers_real.cells import PapersRealArguments

@@ -6,6 +6,7 @@ one file each, so that the same command resumes after an interruption.
 """
 
 import contextlib
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,19 +143,16 @@ def _train(
     is_tiny = critic.body.config.get_text_config().vocab_size < _TINY_VOCABULARY
     learning_rate = options.learning_rate or (1e-3 if is_tiny else 1e-5)
     epochs = training.fit(critic, sets, epochs=options.epochs, learning_rate=learning_rate, rng=rng)
-    losses = list(tqdm(epochs, total=options.epochs, desc="training", unit="epoch"))
+    errors = list(tqdm(epochs, total=options.epochs, desc="training", unit="epoch"))
     measured = training.measure(critic, sets.test)
     critic.body.config.save_pretrained(folder)
     environment.tokenizer.save_pretrained(folder)
     save_critic(critic.cpu(), folder)
     results = {
-        "env": options.env,
+        **dataclasses.asdict(options),
         "env_kwargs": environment.env_kwargs,
-        "model": options.model,
-        "target": options.target,
-        "gamma": options.gamma,
         "num_episodes": len(episodes),
-        "losses": losses,
+        "errors": errors,
         "reliability": measured._asdict(),
     }
     write_json(folder / RESULTS_FILE, results)

@@ -9,9 +9,8 @@ import pytest
 from agent_envs.core.spaces import UnicodeText
 from agent_envs.errors import ConfigurationError, ReplayError
 from agent_trainers.cli.arguments import run_command
-from agent_trainers.experimental.diagnose.__main__ import PROGRAM
-from agent_trainers.experimental.diagnose.__main__ import run as diagnose
-from agent_trainers.experimental.diagnose.oracle import NEVER_SOLVED, diagnose_by_oracle
+from agent_trainers.experimental.diagnose import NEVER_SOLVED, PROGRAM, diagnose_by_oracle
+from agent_trainers.experimental.diagnose import run as diagnose
 from agent_trainers.policies import ScriptedPolicy
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.episode import EpisodeSpec

@@ -8,16 +8,16 @@ import pytest
 from gymnasium.wrappers import TimeLimit
 
 from agent_envs.errors import SnapshotError
-from agent_trainers.experimental.search.search import STRATEGIES, SearchRollout, score_states
+from agent_trainers.experimental.search import choose, num_steps, score_states
+from agent_trainers.experimental.search import search as make_attempts
 from agent_trainers.policies import ScriptedPolicy
 from agent_trainers.policies.policy import Generation
+from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.trajectory import StopReason
 from tests.agent_trainers.made import trajectory, transition
 
 LENGTH = 3
-ORACLE = "oracle_best_of"
-GUIDED = [name for name, uses_value in STRATEGIES.items() if uses_value]
 
 
 def solution(task):
@@ -106,50 +106,54 @@ def specs(count=3):
     ]
 
 
-def search(name, make_env=limited, *, on=None, budget=60, policy=None):
-    rollout = SearchRollout(
-        make_env, policy or Digits(), name, budget=budget, longest=LENGTH, value=Judge()
-    )
-    return rollout.collect(on or specs())
+def search(guide, make_env=limited, *, on=None, budget=60, policy=None):
+    """Return the attempts at each task; `guide` is the value of a best-first search."""
+    rollout = Rollout(make_env, policy or Digits())
+    return make_attempts(rollout, on or specs(), budget=budget, longest=LENGTH, value=guide)
 
 
-def actions(trajectories):
-    return [[t.action for t in played.transitions] for played in trajectories]
+def actions(searches):
+    return [[t.action for each in own for t in each.transitions] for own in searches]
 
 
-@pytest.mark.parametrize("name", [*GUIDED, ORACLE])
-def test_guided_search_solves_more_than_sampling(name):
+def by_value(attempt):
+    return score_states(attempt, Judge())[-1]
+
+
+@pytest.mark.parametrize(("guide", "score", "budget"), [
     # there are 64 episodes: strategies that run whole ones need to see most of them
-    budget = 900 if "best_of" in name else 60
-    found = search(name, on=specs(4), budget=budget)
-    sampled = search("sample", on=specs(4))
-    assert sum(t.success for t in found) >= 3 > 1 >= sum(t.success for t in sampled)
+    pytest.param(None, by_value, 900, id="best_of"),
+    pytest.param(None, lambda attempt: attempt.return_, 900, id="oracle_best_of"),
+    pytest.param(Judge(), by_value, 60, id="best_first"),
+])  # fmt: skip
+def test_search_solves_more_than_sampling(guide, score, budget):
+    found = search(guide, on=specs(4), budget=budget)
+    assert sum(choose(own, score).success for own in found) >= 3
+    assert sum(own[0].success for own in found) <= 1
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_only_the_oracle_uses_rewards(name):
+def test_rewards_do_not_guide_a_search():
     inverted = functools.partial(limited, pay=lambda is_solved: -float(is_solved))
-    same = actions(search(name, inverted, budget=300)) == actions(search(name, budget=300))
-    assert same == (name != ORACLE)
+    assert actions(search(Judge(), inverted)) == actions(search(Judge()))
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_searches_stay_within_the_budget_without_replayed_steps(name):
+@pytest.mark.parametrize("guide", [None, Judge()])
+def test_searches_stay_within_the_budget_without_replayed_steps(guide):
     steps = []
-    found = search(name, functools.partial(limited, steps=steps), budget=13)
-    num_steps = sum(t.metrics["search_steps"] for t in found)
-    assert len(steps) > num_steps if name == "best_first" else len(steps) == num_steps
-    for played in found:
-        assert played.metrics["search_steps"] <= 13
-        assert (played.stop_reason, played.start) == (StopReason.ANSWERED, 0)
+    found = search(guide, functools.partial(limited, steps=steps), budget=13)
+    assert all(num_steps(own) <= 13 for own in found)
+    total = sum(map(num_steps, found))
+    assert len(steps) > total if guide else len(steps) == total
+    for attempt in (each for own in found for each in own):
+        assert attempt.stop_reason is StopReason.ANSWERED
         env = limited()
-        env.reset(options={"task": int(played.task_id)})
-        assert [env.step(t.action)[1] for t in played.transitions] == played.rewards
-    whole = search("best_of", budget=12, on=specs(1))[0]
-    assert whole.usage["calls"] == whole.metrics["search_steps"] == 12
+        env.reset(options={"task": int(attempt.task_id)})
+        assert [env.step(t.action)[1] for t in attempt.transitions] == attempt.rewards
+    (alone,) = search(None, budget=12, on=specs(1))
+    assert sum(attempt.usage["calls"] for attempt in alone) == num_steps(alone) == 12
 
 
-def test_failures_fail_their_own_episode_only():
+def test_failures_fail_their_own_task_only():
     def act(request):
         if request.messages[0]["content"] == "1":
             raise OSError("no server")
@@ -157,17 +161,19 @@ def test_failures_fail_their_own_episode_only():
 
     policy = Digits(act)
     policy.max_concurrency = 1
-    found = search("best_first", policy=policy)
-    assert [t.is_scorable for t in found] == [True, False, True]
-    assert found[1].stop_reason is StopReason.POLICY_ERROR
-    found = search("best_first", functools.partial(limited, fault=(1, 2)))
-    assert [t.is_scorable for t in found] == [True, False, True]
-    assert "broken" in found[1].error
+    broken = functools.partial(limited, fault=(1, 2))
+    for settings, reason in (
+        ({"policy": policy}, StopReason.POLICY_ERROR),
+        ({"make_env": broken}, StopReason.ENVIRONMENT_ERROR),
+    ):
+        chosen = [choose(own, by_value) for own in search(Judge(), **settings)]
+        assert [each.is_scorable for each in chosen] == [True, False, True]
+        assert chosen[1].stop_reason is reason
     with pytest.raises(SnapshotError, match="the replayed messages"):
-        search("best_first", lambda: TimeLimit(Drifting(), LENGTH))
+        search(Judge(), lambda: TimeLimit(Drifting(), LENGTH))
     # results do not depend on the other episodes
-    together = search("best_first", on=specs(4))
-    assert actions(together)[2:3] == actions(search("best_first", on=specs(4)[2:3]))
+    together = search(Judge(), on=specs(4))
+    assert actions(together)[2:3] == actions(search(Judge(), on=specs(4)[2:3]))
 
 
 @pytest.mark.parametrize(("second", "context", "scores"), [

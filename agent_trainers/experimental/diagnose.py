@@ -1,21 +1,50 @@
-"""Diagnosis of failed episodes: the last state from which the task could still be solved."""
+"""Find the step that lost each failed episode of a file.
+
+``python -m agent_trainers.experimental.diagnose trajectories.jsonl`` tries the environment's
+reference actions from the states of each episode, names the last state from which one succeeds, and
+writes a page.
+"""
 
 import contextlib
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
-from agent_envs.core.async_bridge import resolve
-from agent_envs.core.replay import replay
-from agent_envs.errors import ConfigurationError, ReplayError
-from agent_trainers.rollout.environments import MakeEnv, TextEnv
-from agent_trainers.trajectory import Trajectory
+from transformers.hf_argparser import HfArg
 
+from agent_envs.core.async_bridge import resolve
+from agent_envs.core.command_line import json_object
+from agent_envs.core.replay import replay
+from agent_envs.errors import ConfigurationError, DataError, ReplayError
+from agent_trainers.cli.arguments import parse, run_command
+from agent_trainers.cli.environments import DEFAULT_ENV, environment_maker, evaluation_defaults
+from agent_trainers.monitoring.report import write_trajectory_page
+from agent_trainers.monitoring.trajectory_samples import TrajectorySample
+from agent_trainers.rollout.environments import MakeEnv, TextEnv
+from agent_trainers.trajectory import Trajectory, load_trajectories
+
+PROGRAM: Final = "python -m agent_trainers.experimental.diagnose"
 MAX_PLANS: Final = 32
 """Plans tried at a state, those closest to the progress so far first."""
 STEP_TIMEOUT: Final = 300.0
 """Seconds that an async reset or step may take."""
 NEVER_SOLVED: Final = "the reference actions solve it from no state, so no step can be named"
+_ACTION_CHARS: Final = 48
+
+
+@dataclass
+class DiagnoseArguments:
+    """Options of the command."""
+
+    trajectories: str | None = HfArg(
+        default=None, help="File of episodes, as agent-r1-eval --trajectories writes it."
+    )
+    env: str = HfArg(default=DEFAULT_ENV, help="Gymnasium id of their environment.")
+    env_kwargs: str | None = HfArg(
+        default=None, help="Its keyword arguments as JSON; by default those of agent-r1-eval."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +59,68 @@ class Diagnosis:
     """Actions that solve the task from the state before that step."""
     note: str = ""
     """Reason why no step is named."""
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Diagnose the episodes of a file."""
+    options = parse(
+        name_file(arguments),
+        DiagnoseArguments,
+        program=PROGRAM,
+        description="Name the step that lost each failed episode, by trying the reference actions "
+        "from its states.",
+    )
+    if options.trajectories is None:
+        raise ConfigurationError(f"Pass a file of episodes: {PROGRAM} trajectories.jsonl")
+    path = Path(options.trajectories)
+    failed = _read_failed(path)
+    kwargs = evaluation_defaults(options.env)
+    if tool_format := failed[0][1].transitions[0].info.get("tool_format"):
+        kwargs = {**kwargs, "tool_format": tool_format}
+    kwargs = {**kwargs, **json_object(options.env_kwargs, "--env_kwargs")}
+    make_env = environment_maker(options.env, kwargs)
+    samples = [
+        TrajectorySample(label=f"row {number}", trajectory=found.trajectory, diagnosis=found)
+        for (number, _), found in zip(
+            failed, diagnose_by_oracle(make_env, [each for _, each in failed]), strict=True
+        )
+    ]
+    stem = path.with_name(path.name.removesuffix(".gz").removesuffix(".jsonl") + ".diagnosis")
+    title = f"Which step lost it? {options.env}"
+    write_trajectory_page(f"{stem}.html", samples, tokenizer=None, title=title)
+    for sample in samples:
+        task_id = sample.trajectory.task_id
+        sys.stdout.write(f"{sample.label}, {task_id}: {_describe(sample.diagnosis)}\n")
+    num_named = sum(sample.diagnosis.lost_step is not None for sample in samples)
+    sys.stdout.write(f"{len(samples)} failed episodes, {num_named} with a named step\n")
+    sys.stdout.write(f"Page of all steps: {stem}.html\n")
+
+
+def name_file(arguments: Sequence[str]) -> list[str]:
+    """Turn a leading file name into the option ``--trajectories``."""
+    is_file = arguments and not arguments[0].startswith("-")
+    return ["--trajectories", *arguments] if is_file else list(arguments)
+
+
+def _read_failed(path: Path) -> list[tuple[int, Trajectory]]:
+    """Return the failed episodes with their rows in the file, from 1."""
+    rows = list(enumerate(load_trajectories(path), start=1))
+    scored = [(n, t) for n, t in rows if t.is_scorable and "success" in t.metrics]
+    failed = [(number, t) for number, t in scored if not t.success]
+    if not failed:
+        raise DataError(
+            f"{path}: none of the {len(rows)} episodes failed ({len(rows) - len(scored)} could not "
+            "be scored, or have no metric 'success')."
+        )
+    return failed
+
+
+def _describe(diagnosis: Diagnosis) -> str:
+    steps, lost = diagnosis.trajectory.transitions, diagnosis.lost_step
+    if lost is None:
+        return diagnosis.note
+    action = " ".join(steps[lost].action.split()).encode("utf-8", "replace").decode("utf-8")
+    return f"lost at {lost + 1} of {len(steps)}, {action[:_ACTION_CHARS]}"
 
 
 def diagnose_by_oracle(make_env: MakeEnv, trajectories: Sequence[Trajectory]) -> list[Diagnosis]:
@@ -111,3 +202,7 @@ def _succeeds(env: TextEnv, trajectory: Trajectory, t: int, plan: Sequence[str])
         if terminated or truncated:
             return float(info.get("metrics", {}).get("success", 0.0)) > 0.0
     return False
+
+
+if __name__ == "__main__":
+    run_command(PROGRAM, run, None)

@@ -1,1 +1,0 @@
-"""Diagnosis of failed episodes."""

@@ -1,1 +1,0 @@
-"""Search for good episodes within a budget of environment steps."""
