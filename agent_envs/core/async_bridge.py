@@ -106,7 +106,7 @@ def _work(jobs: "queue.SimpleQueue[Any]") -> None:
 _idle_workers: list[Worker] = []
 
 
-def _submit(function: Callable[[], Any]) -> "Future[Any]":
+def submit(function: Callable[[], Any]) -> "Future[Any]":
     """Call `function` in an idle thread of the pool, or in a new one."""
     try:
         worker = _idle_workers.pop()
@@ -142,7 +142,7 @@ def call_with_deadline(function: Callable[[], Any], timeout: float | None) -> An
     """
     if timeout is None:
         return resolve(function())
-    future = _submit(lambda: resolve(function(), timeout))
+    future = submit(lambda: resolve(function(), timeout))
     try:
         return future.result(min(timeout, threading.TIMEOUT_MAX))
     except TimeoutError:
@@ -189,7 +189,7 @@ class CallSession:
 
     def submit(self, key: int, function: Callable[[], Any], timeout: float = math.inf) -> None:
         """Run `function` in another thread; abandon it after `timeout` seconds."""
-        future = _submit(lambda: outcome_of(key, function))
+        future = submit(lambda: outcome_of(key, function))
         self._running[key] = future, time.monotonic(), timeout
 
     def abandon(self, key: int) -> None:

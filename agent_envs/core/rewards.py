@@ -11,13 +11,19 @@ import math
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from agent_envs.core.lookup import lookup
 from agent_envs.core.tool import ToolResult
-from agent_envs.core.tool_calls import Call
 from agent_envs.errors import ConfigurationError
 from agent_envs.formats.tool_formats import ParsedAction
+
+
+class Call(NamedTuple):
+    """A call of a turn, or the mistake in it, and its result; None for a mistake."""
+
+    action: ParsedAction
+    result: ToolResult | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

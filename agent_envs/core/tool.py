@@ -16,14 +16,16 @@ import json
 import pkgutil
 import reprlib
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import FunctionType, ModuleType
 from typing import Any, Final, Protocol, Self, overload, runtime_checkable
 
 import docstring_parser
 import pydantic
 
-from agent_envs.core.async_bridge import call_with_deadline
+from agent_envs.core.async_bridge import call_with_deadline, submit
+from agent_envs.core.lookup import lookup_or_import
 from agent_envs.errors import ConfigurationError
 
 DEFAULT_TIMEOUT_SECONDS: Final = 30.0
@@ -154,6 +156,13 @@ class Tool:
         except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code; it is recorded
             return self._cut(failed_call(self, error))
 
+    def has_state_outside(self, env: object) -> bool:
+        """Return whether the function may keep state that is not in attributes of `env`."""
+        holder = getattr(self.function, "__self__", self.function)
+        if isinstance(holder, FunctionType):
+            return self.stateful and bool(holder.__closure__)
+        return holder is not env and not isinstance(holder, type | ModuleType | functools.partial)
+
     def _cut(self, result: ToolResult) -> ToolResult:
         excess = len(result.content) - self.max_result_chars
         if excess <= 0:
@@ -197,6 +206,22 @@ def failed_call(tool: Tool, error: BaseException) -> ToolResult:
     elif isinstance(error, ToolError):
         text = str(error)
     return ToolResult(text, error=code, exception=f"{kind}: {error}")
+
+
+def run_calls(calls: Sequence[tuple[Tool, Mapping[str, Any]]]) -> Iterator[ToolResult]:
+    """Yield the result of each call, in order.
+
+    Of several calls, those of tools without state start at once, each in its own thread; the others
+    run one after the other.
+    """
+    runs = [functools.partial(tool.run, **arguments) for tool, arguments in calls]
+    started = {
+        number: submit(runs[number])
+        for number, (tool, _) in enumerate(calls)
+        if len(calls) > 1 and tool.timeout is not None and not tool.stateful
+    }
+    for number, run in enumerate(runs):
+        yield started[number].result() if number in started else run()
 
 
 @overload
@@ -276,6 +301,24 @@ class ToolSource(Protocol):
         It has ``tools``, the tools of this episode; ``begin_episode()``, which discards what the
         last episode changed; and ``close()``.
         """
+
+
+def chosen_tools(
+    tools: Iterable[Tool | ToolSource | str] | None, optional: Mapping[str, Sequence[Tool]]
+) -> list[Tool | ToolSource]:
+    """Return what ``tools=`` names: tools of `optional`, import paths, tools and sources."""
+    chosen: list[Tool | ToolSource] = []
+    if isinstance(tools, str):
+        raise ConfigurationError(f"tools= takes a list: tools=[{tools!r}].")
+    for tool in tools or ():
+        named: Any = tool
+        if isinstance(tool, str):
+            named = lookup_or_import(optional, tool, kind="tool")
+        chosen += named if isinstance(named, list | tuple) else [named]
+    for each in chosen:
+        if not isinstance(each, Tool | ToolSource):
+            raise ConfigurationError(f"tools= takes no {each!r}; decorate a function with @tool.")
+    return chosen
 
 
 def offered_tools(tools: Mapping[str, Tool], sessions: Iterable[Any]) -> dict[str, Tool]:

@@ -7,9 +7,7 @@ the next state, the reward term by term, and whether the episode is over. A subc
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
-from types import FunctionType, ModuleType
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 import gymnasium as gym
@@ -26,20 +24,26 @@ from agent_envs.core.contexts import (
     full,
     make_context,
 )
-from agent_envs.core.lookup import lookup, lookup_or_import
+from agent_envs.core.lookup import lookup
 from agent_envs.core.messages import Message
 from agent_envs.core.result_edits import ResultEdits
-from agent_envs.core.rewards import Rewards, StepEvent, choose_terms, compute_terms
+from agent_envs.core.rewards import Call, Rewards, StepEvent, choose_terms, compute_terms
 from agent_envs.core.snapshots import Record
 from agent_envs.core.spaces import UnicodeText
 from agent_envs.core.tasks import ENDLESS, Task, TaskFamily, choose_task
-from agent_envs.core.tool import Tool, ToolResult, ToolSource, offered_tools
-from agent_envs.core.tool_calls import OVER_TEXT, Call, describe_step, reply_to_calls, run_calls
+from agent_envs.core.tool import (
+    Tool,
+    ToolResult,
+    ToolSource,
+    chosen_tools,
+    offered_tools,
+    run_calls,
+)
 from agent_envs.core.transcript import Transcript
 from agent_envs.core.turn_limit import calling_limits
-from agent_envs.errors import ActionTypeError, ConfigurationError
+from agent_envs.errors import ActionTypeError
+from agent_envs.formats.actions import without_thoughts
 from agent_envs.formats.tool_formats import TOOL_FORMATS, ParsedAction, ToolFormat
-from agent_envs.formats.turn_reading import without_thoughts
 
 __all__ = ["ENDLESS", "NewConversation", "ToolEnv"]
 
@@ -48,6 +52,7 @@ SEVERAL_CALLS_TEXT: Final = (
     "are answered in order."
 )
 ONE_CALL_TEXT: Final = "Make one call per turn."
+OVER_TEXT: Final = "This call was not carried out: the one before it ended the task."
 USER_TEXT: Final = "Whatever else you write is said to the user, who replies."
 
 
@@ -114,9 +119,9 @@ class ToolEnv(TaskFamily):
         self.observation_space = UnicodeText()
         self.action_space = UnicodeText()
         self.optional_tools = dict(optional_tools or {})
-        chosen_tools = _chosen(tools, self.optional_tools)
-        self._more_tools = [tool for tool in chosen_tools if isinstance(tool, Tool)]
-        self._sessions = [each.open() for each in chosen_tools if not isinstance(each, Tool)]
+        more = chosen_tools(tools, self.optional_tools)
+        self._more_tools = [tool for tool in more if isinstance(tool, Tool)]
+        self._sessions = [each.open() for each in more if not isinstance(each, Tool)]
         self._format = (
             tool_format
             if isinstance(tool_format, ToolFormat)
@@ -168,7 +173,8 @@ class ToolEnv(TaskFamily):
             self._attack.begin(self._task)
         self.begin_step()
         self._conversation.begin(self._system_prompt, self._task.question)
-        self._transcript.begin(self.render_mode, self._task.question)
+        if render_mode := self.render_mode:
+            self._transcript.begin(render_mode, self._task.question)
         self._episode_record = Record(
             random_state, (options or {}).get("task"), self.max_turns, [self._task.question]
         )
@@ -196,8 +202,11 @@ class ToolEnv(TaskFamily):
         edits = {} if self._attack is None else {"num_edits": float(self._attack.num_edits)}
         metrics = {**self.metrics(), **edits}
         observation = self._continue(action, reply)
-        info = self._info() | describe_step(parsed, calls, terms, metrics)
-        self._transcript.add_step(self.render_mode, action, observation, info, is_last=is_last)
+        info = {
+            **self._info(), **_describe(parsed, calls), "reward_terms": terms, "metrics": metrics
+        }  # fmt: skip
+        if render_mode := self.render_mode:
+            self._transcript.add_step(render_mode, action, observation, info, is_last=is_last)
         if self._episode_record is not None:
             self._episode_record.actions.append(action)
             self._episode_record.observations.append(observation)
@@ -322,7 +331,8 @@ class ToolEnv(TaskFamily):
 
     def _carry_out(self, calls: Sequence[ParsedAction]) -> list[Call]:
         """Run the calls of a turn; return each with its result, mistakes without one."""
-        results = run_calls([call for call in calls if call.kind == "tool_call"], self._tools)
+        valid = [call for call in calls if call.kind == "tool_call"]
+        results = run_calls([(self._tools[c.name or ""], c.arguments or {}) for c in valid])
         on_result: Callable[..., Any] = self.on_result  # may be async
         done: list[Call] = []
         has_run = False  # a game may be over from the start
@@ -354,8 +364,24 @@ class ToolEnv(TaskFamily):
         if parsed.kind == "message":
             return self._checked("on_message", self.on_message(parsed.text or ""))
         if calls:
-            return reply_to_calls(calls, self._format)
+            return self._results(calls)
         return [Message(role="user", content=parsed.message or "")]
+
+    def _results(self, calls: Sequence[Call]) -> list[Message]:
+        """Return the results of calls as messages, in order.
+
+        Templates require that users and models alternate, so user messages are joined to one.
+        """
+        replies: list[Message] = []
+        for number, (action, result) in enumerate(calls, start=1):
+            content = (action.message or "") if result is None else result.content
+            message = self._format.result_message(action.name or f"call {number}", content)
+            if replies and message["role"] != "tool" and replies[-1]["role"] == message["role"]:
+                both = f"{replies[-1]['content']}\n\n{message['content']}"
+                replies[-1] = {**replies[-1], "content": both}
+            else:
+                replies.append(message)
+        return replies
 
     def _checked(self, hook: str, reply: Any) -> Sequence[Message] | NewConversation | None:
         reply = resolve(reply)
@@ -389,14 +415,7 @@ class ToolEnv(TaskFamily):
         }
 
     def _has_state_elsewhere(self) -> bool:
-        for tool in self._tools.values():
-            holder = getattr(tool.function, "__self__", tool.function)
-            if isinstance(holder, FunctionType):
-                if tool.stateful and holder.__closure__:
-                    return True
-            elif holder is not self and not isinstance(holder, type | ModuleType | partial):
-                return True
-        return False
+        return any(tool.has_state_outside(self) for tool in self._tools.values())
 
     def _resume(self, *, is_replayed: bool) -> None:
         self._limit_is_known = False
@@ -417,18 +436,27 @@ def check_turn(action: object, *, is_over: bool) -> None:
         raise gym.error.ResetNeeded("The episode is over; call reset() before step().")
 
 
-def _chosen(
-    tools: Iterable[Tool | ToolSource | str] | None, optional: Mapping[str, Sequence[Tool]]
-) -> list[Tool | ToolSource]:
-    chosen: list[Tool | ToolSource] = []
-    if isinstance(tools, str):
-        raise ConfigurationError(f"tools= takes a list: tools=[{tools!r}].")
-    for tool in tools or ():
-        named: Any = tool
-        if isinstance(tool, str):
-            named = lookup_or_import(optional, tool, kind="tool")
-        chosen += named if isinstance(named, list | tuple) else [named]
-    for each in chosen:
-        if not isinstance(each, Tool | ToolSource):
-            raise ConfigurationError(f"tools= takes no {each!r}; decorate a function with @tool.")
-    return chosen
+def _describe(parsed: ParsedAction, calls: Sequence[Call]) -> dict[str, Any]:
+    """Return the keys of `info` for an action and its results; see `ToolEnv`."""
+    action = parsed.as_info()
+    each = action.get("calls", [action])
+    results = [call.result for call in calls]
+    for info, result in zip(each, results, strict=False):  # without calls there is no result
+        if result is None:
+            continue
+        if result.error is not None:
+            info |= {"error": result.error, "message": result.content}
+        if result.exception is not None:
+            info["exception"] = result.exception
+        if result.num_cut_chars:
+            info["num_cut_chars"] = result.num_cut_chars
+    contents = [result.content for result in results if result is not None]
+    described: dict[str, Any] = {
+        "action": action,
+        "tool_result": "\n\n".join(contents) if contents else None,
+    }
+    if len(calls) > 1:
+        first_fault: dict[str, Any] = next((info for info in each if "error" in info), {})
+        action |= {key: first_fault[key] for key in ("error", "message") if first_fault}
+        described["tool_results"] = [result and result.content for result in results]
+    return described

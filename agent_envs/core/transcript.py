@@ -10,7 +10,7 @@ _STYLES: Final[Mapping[str, str]] = {
 
 
 class Transcript:
-    """An episode for `ToolEnv.render`; empty without a ``render_mode``."""
+    """An episode for `ToolEnv.render`."""
 
     def __init__(self) -> None:
         """Start empty."""
@@ -24,23 +24,15 @@ class Transcript:
             print_entry(*entry, file=file, force_terminal=True)
         return file.getvalue()
 
-    def begin(self, mode: str | None, question: str) -> None:
-        """Start an episode."""
+    def begin(self, mode: str, question: str) -> None:
+        """Start an episode; in the mode ``"human"`` its entries are printed."""
         self._entries.clear()
         self._add(mode, "task", question)
 
     def add_step(
-        self,
-        mode: str | None,
-        action: str,
-        observation: str,
-        info: Mapping[str, Any],
-        *,
-        is_last: bool,
+        self, mode: str, action: str, observation: str, info: Mapping[str, Any], *, is_last: bool
     ) -> None:
         """Add a step, and the metrics after the last one."""
-        if mode is None:
-            return
         terms = (f"{name} {value:+.3g}" for name, value in info["reward_terms"].items() if value)
         self._add(mode, "agent", action, "  ".join([info["action"].get("error", ""), *terms]))
         if observation:
@@ -49,9 +41,8 @@ class Transcript:
             figures = "  ".join(f"{name} {value:g}" for name, value in info["metrics"].items())
             self._add(mode, "end", figures)
 
-    def _add(self, mode: str | None, speaker: str, text: str, note: str = "") -> None:
-        if mode is not None:
-            self._entries.append((speaker, text, note))
+    def _add(self, mode: str, speaker: str, text: str, note: str = "") -> None:
+        self._entries.append((speaker, text, note))
         if mode == "human":
             print_entry(speaker, text, note)
 

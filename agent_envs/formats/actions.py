@@ -1,10 +1,15 @@
-"""Parsed actions, and the base class of the tool formats."""
+"""Parsed actions, the base class of the tool formats, and how actions are found in a text.
+
+Text inside an action, such as a tag in a query, is part of that action. Thoughts are ignored, and
+so is code between backquotes, unless all actions are in code: many models write them so.
+"""
 
 import json
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from agent_envs.core.messages import Message
 from agent_envs.core.tool import Tool
@@ -39,6 +44,8 @@ MAX_EXAMPLE_CHARS: Final = 2_000
 """Maximum length of the examples in a feedback; further tools are left out."""
 MAX_EXAMPLE_OBJECTS: Final = 500
 """Maximum number of objects in the example of a call."""
+END_OF_THOUGHT: Final = "</think>"
+_MARKS: Final = r"(?P<think></?think>)|(?P<code>`+)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,6 +204,76 @@ class ToolFormat(ABC):
         """Return a mistake; `template` takes ``{examples}`` and the `fields`."""
         message = template.format(examples=self.examples(tools), **fields)
         return ParsedAction(kind="invalid", error=code, message=message)
+
+
+class Span(NamedTuple):
+    """A candidate for an action or a part of one."""
+
+    end: int
+    is_whole: bool
+    """Whether it was closed; else it may be a mention in a thought."""
+    content: Any
+    """For `find_actions` a function that checks the content, since feedback is expensive."""
+
+
+Read = Callable[[re.Match[str]], Span]
+
+
+def find_actions(text: str, opening: str, read: Read) -> list[ParsedAction]:
+    """Return the actions of a turn, including mistakes, up to one more than allowed.
+
+    `opening` is the pattern of the start of an action; `read` finds its end, in linear time.
+    """
+    return [span.content() for _, span in find_spans(text, opening, read, MAX_CALLS + 1)]
+
+
+def find_spans(
+    text: str, opening: str, read: Read, limit: int | None = None
+) -> list[tuple[re.Match[str], Span]]:
+    """Return at most `limit` spans, each with the match of its start; see `find_actions`."""
+    pattern = re.compile(f"{_MARKS}|{opening}", re.MULTILINE)
+    outside_of_code = _find(text, pattern, read, limit, skips_code=True)
+    return outside_of_code or _find(text, pattern, read, limit, skips_code=False)
+
+
+def without_thoughts(text: str) -> str:
+    """Return the text outside ``<think>…</think>``, closed or not."""
+    return text.rpartition(END_OF_THOUGHT)[2].partition("<think>")[0]
+
+
+def _find(
+    text: str, pattern: re.Pattern[str], read: Read, limit: int | None, *, skips_code: bool
+) -> list[tuple[re.Match[str], Span]]:
+    found: list[tuple[re.Match[str], Span]] = []
+    position = 0
+    while match := pattern.search(text, position):
+        position = match.end()
+        if match["code"]:
+            if skips_code:
+                position = _end_of_code(text, match)
+        elif match["think"] == "<think>":
+            if (end := text.find(END_OF_THOUGHT, position)) < 0:
+                break
+            position = end + len(END_OF_THOUGHT)
+        elif match["think"]:  # a thought that the template opened: the text before belongs to it
+            found.clear()
+        else:
+            span = read(match)
+            position = span.end
+            if not span.is_whole and (end := text.find(END_OF_THOUGHT, match.end())) >= 0:
+                found.clear()
+                position = end + len(END_OF_THOUGHT)
+            elif limit is None or len(found) < limit:
+                found.append((match, span))
+    return found
+
+
+def _end_of_code(text: str, opening: re.Match[str]) -> int:
+    """Return the end of code; without one, the end of the mark."""
+    mark, start = opening["code"], opening.end()
+    end = text.find(mark, start)
+    is_closed = end >= 0 and (len(mark) >= 3 or text.find("\n", start, end) < 0)
+    return end + len(mark) if is_closed else start
 
 
 def skip_space(text: str, start: int) -> int:

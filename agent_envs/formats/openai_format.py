@@ -16,13 +16,16 @@ from agent_envs.formats.actions import (
     ANSWER_EXAMPLE,
     ANSWER_EXAMPLE_TEXT,
     BAD_CALL_TEXT,
+    END_OF_THOUGHT,
     MAX_CALLS,
     STRICT_JSON,
     ParsedAction,
+    Span,
     ToolFormat,
+    find_spans,
     skip_space,
+    without_thoughts,
 )
-from agent_envs.formats.turn_reading import END_OF_THOUGHT, Span, find_spans, without_thoughts
 
 CALL_FUNCTION_TEXT: Final = "To call a tool, call one of the functions {names}. "
 ANSWER_IN_TEXT: Final = "To answer, write nothing but the answer, without a call."
@@ -118,11 +121,11 @@ class OpenAIFormat(ToolFormat):
         return OpenAIFormat(has_user=True)
 
 
-def _read_markup(content: str) -> Callable[[re.Match[str]], Span[str | None]]:
+def _read_markup(content: str) -> Callable[[re.Match[str]], Span]:
     """Return the reader of an answer between tags ("" if it is not closed), or None for a call."""
     last_end = content.rfind("</answer>")
 
-    def read(opening: re.Match[str]) -> Span[str | None]:
+    def read(opening: re.Match[str]) -> Span:
         start = opening.end()
         if opening["tag"] == "answer":
             if start > last_end:

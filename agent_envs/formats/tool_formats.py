@@ -17,24 +17,21 @@ from agent_envs.formats.actions import (
     ANSWER_EXAMPLE,
     ANSWER_PLACEHOLDER,
     BAD_CALL_TEXT,
+    END_OF_THOUGHT,
     MAX_CALLS,
     STRICT_JSON,
     UNCLOSED_TEXT,
     ParsedAction,
+    Span,
     ToolFormat,
     example_arguments,
+    find_actions,
+    find_spans,
     leading_text_argument,
     skip_space,
     text_argument,
 )
 from agent_envs.formats.openai_format import OpenAIFormat
-from agent_envs.formats.turn_reading import (
-    END_OF_THOUGHT,
-    Span,
-    Understand,
-    find_actions,
-    find_spans,
-)
 
 __all__ = ["TOOL_FORMATS", "HermesFormat", "ParsedAction", "TagsFormat", "ToolFormat"]
 
@@ -44,8 +41,6 @@ _HEADING: Final = (
     r"(?P<heading>Thought|Action|Action Input|Observation|Final Answer)[ \t]*:"
 )
 
-_Span = Span[Understand]
-
 
 class _MarkupFormat(ToolFormat):
     """Base of the formats with tags."""
@@ -54,7 +49,7 @@ class _MarkupFormat(ToolFormat):
         """Parse one model turn."""
         tags = "|".join(map(re.escape, [*self._call_tags(tools), "answer"]))
 
-        def read(opening: re.Match[str]) -> _Span:
+        def read(opening: re.Match[str]) -> Span:
             reads = self._read_answer if opening["tag"] == "answer" else self._read_call
             return reads(text, opening.end(), opening["tag"], tools)
 
@@ -69,10 +64,10 @@ class _MarkupFormat(ToolFormat):
         """Return the tags that open a call."""
 
     @abstractmethod
-    def _read_call(self, text: str, start: int, tag: str, tools: Mapping[str, Tool]) -> _Span:
+    def _read_call(self, text: str, start: int, tag: str, tools: Mapping[str, Tool]) -> Span:
         """Read the call whose opening tag ends at `start`."""
 
-    def _read_answer(self, text: str, start: int, tag: str, tools: Mapping[str, Tool]) -> _Span:
+    def _read_answer(self, text: str, start: int, tag: str, tools: Mapping[str, Tool]) -> Span:
         end = text.find("</answer>", start)
         if end < 0:
             return self._unclosed("bad_answer", text, tag, tools)
@@ -81,7 +76,7 @@ class _MarkupFormat(ToolFormat):
         understand = partial(self.checked_answer, text[start:end], tools)
         return Span(end + len("</answer>"), is_whole, understand)
 
-    def _unclosed(self, code: str, text: str, tag: str, tools: Mapping[str, Tool]) -> _Span:
+    def _unclosed(self, code: str, text: str, tag: str, tools: Mapping[str, Tool]) -> Span:
         understand = partial(self.invalid, code, UNCLOSED_TEXT, tools, tag=tag)
         return Span(len(text), False, understand)
 
@@ -92,7 +87,7 @@ class _MarkupFormat(ToolFormat):
         tag: str,
         tools: Mapping[str, Tool],
         check: Callable[[Any], ParsedAction],
-    ) -> _Span:
+    ) -> Span:
         """Read a JSON value and its closing tag, which the value may contain, too."""
         try:
             value, end = STRICT_JSON.raw_decode(text, skip_space(text, start))
@@ -126,7 +121,7 @@ class HermesFormat(_MarkupFormat):
     def _call_tags(self, tools: Mapping[str, Tool]) -> Iterable[str]:
         return ["tool_call"]
 
-    def _read_call(self, text: str, start: int, tag: str, tools: Mapping[str, Tool]) -> _Span:
+    def _read_call(self, text: str, start: int, tag: str, tools: Mapping[str, Tool]) -> Span:
         return self._read_object(text, start, tag, tools, partial(self.object_call, tools=tools))
 
 
@@ -165,7 +160,7 @@ class TagsFormat(_MarkupFormat):
     def _call_tags(self, tools: Mapping[str, Tool]) -> Iterable[str]:
         return tools
 
-    def _read_call(self, text: str, start: int, tag: str, tools: Mapping[str, Tool]) -> _Span:
+    def _read_call(self, text: str, start: int, tag: str, tools: Mapping[str, Tool]) -> Span:
         argument = text_argument(tools[tag])
         if argument is None and text.startswith("{", skip_space(text, start)):
             check = partial(self.checked_call, tag, tools=tools)
@@ -194,7 +189,7 @@ class JsonFormat(ToolFormat):
     def parse(self, text: str, tools: Mapping[str, Tool]) -> ParsedAction:
         """Parse one model turn."""
 
-        def read(opening: re.Match[str]) -> Span[Understand]:
+        def read(opening: re.Match[str]) -> Span:
             try:
                 value, end = STRICT_JSON.raw_decode(text, opening.start())
             except (ValueError, RecursionError) as error:
@@ -306,7 +301,7 @@ class ReactFormat(ToolFormat):
 def _sections(text: str) -> list[tuple[str, str]]:
     """Split a turn at its headings, up to an observation by the model."""
 
-    def read(opening: re.Match[str]) -> Span[None]:
+    def read(opening: re.Match[str]) -> Span:
         end, start = opening.end(), skip_space(text, opening.end())
         if opening["heading"] == "Action Input" and text.startswith("{", start):
             with contextlib.suppress(ValueError, RecursionError):  # reported when read again

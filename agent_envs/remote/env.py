@@ -84,7 +84,8 @@ class RemoteEnv(ToolEnv):
         observation, info = self._record(reply)
         self.task_index = self._last["task_index"]
         self._task = Task(id=str(info.get("task_id")), question=observation, answers=())
-        self._transcript.begin(self.render_mode, observation)
+        if render_mode := self.render_mode:
+            self._transcript.begin(render_mode, observation)
         return observation, info
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
@@ -96,9 +97,9 @@ class RemoteEnv(ToolEnv):
         observation, info = self._record(reply)
         terminated, truncated = self._last["terminated"], self._last["truncated"]
         self._is_over = terminated
-        if {"reward_terms", "action", "metrics"} <= info.keys():
+        if render_mode := self.render_mode:
             is_last = terminated or truncated
-            self._transcript.add_step(self.render_mode, action, observation, info, is_last=is_last)
+            self._transcript.add_step(render_mode, action, observation, info, is_last=is_last)
         return observation, reply["reward"], terminated, truncated, info
 
     def reference_actions(self) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from agent_envs.errors import ConfigurationError
-from agent_envs.formats.turn_reading import without_thoughts
+from agent_envs.formats.actions import without_thoughts
 from agent_trainers.batching.collate import pad_rows
 from agent_trainers.batching.micro_batch import MicroBatch
 from agent_trainers.batching.rows import Row

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from agent_envs.core.messages import Message
-from agent_envs.formats.turn_reading import END_OF_THOUGHT, without_thoughts
+from agent_envs.formats.actions import END_OF_THOUGHT, without_thoughts
 from agent_trainers.monitoring.trajectory_samples import Mark
 from agent_trainers.trajectory import StopReason, Trajectory
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from agent_envs.core.messages import Message
+from agent_envs.formats.actions import without_thoughts
 from agent_envs.formats.tool_formats import ToolFormat
-from agent_envs.formats.turn_reading import without_thoughts
 from agent_trainers.policies import Generation, GenerationRequest, Policy, PolicyWrapper, Usage
 
 _ANSWER_TAG: Final = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
