@@ -1,6 +1,8 @@
 """Sources of rows: a file, a data set on the hub, or a ``datasets.Dataset``."""
 
-from collections.abc import Callable, Iterable, Mapping
+import dataclasses
+import functools
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -28,78 +30,47 @@ class Hub:
 
 
 @dataclass(frozen=True, slots=True)
-class FileStamp:
-    """A version of a file, as a key of caches."""
+class Source:
+    """A source of rows, as a key of caches."""
 
-    path: str
-    size: int
-    modified_ns: int
-
-    @classmethod
-    def of(cls, path: str | Path) -> "FileStamp":
-        """Stamp a file; a DataError if it cannot be read."""
-        path = Path(path).expanduser()
-        try:
-            status = path.stat()
-        except OSError as error:
-            raise DataError(f"{path}: cannot be read ({error.strerror}). Check the path.") from None
-        return cls(str(path), status.st_size, status.st_mtime_ns)
-
-    def __str__(self) -> str:
-        """Return the path."""
-        return self.path
-
-    def rows(self) -> Rows:
-        """Read the rows; see `read_records`."""
-        return read_records(self.path)
+    name: str
+    """The path of a file, or a name for error messages."""
+    version: Hashable
+    """Distinguishes contents under the same name."""
+    rows: Callable[[], Rows] = dataclasses.field(compare=False)
+    """Reads the rows; a DataError if that fails."""
 
 
-@dataclass(frozen=True, slots=True)
-class HubSplit:
-    """A split of a public data set."""
+def file_source(path: str | Path) -> Source:
+    """Return a file as a source; a DataError if there is none."""
+    path = Path(path).expanduser()
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}). Check the path.") from None
+    version = (status.st_size, status.st_mtime_ns)
+    return Source(str(path), version, functools.partial(read_records, path))
 
-    hub: Hub
-    split: str
 
-    def __str__(self) -> str:
-        """Return name and split."""
-        return f"{self.hub.path}:{self.split}"
+def hub_source(hub: Hub, split: str) -> Source:
+    """Return a split of a public data set, which is loaded from the hub or its cache."""
 
-    def rows(self) -> Rows:
-        """Load the rows from the hub or its cache; a DataError if that fails."""
-        require_extra("data", f"The hub's data set {self.hub.path}", "datasets")
+    def load() -> Rows:
+        require_extra("data", f"The hub's data set {hub.path}", "datasets")
         import datasets
 
-        hub = self.hub
         try:
-            rows: Rows = datasets.load_dataset(hub.path, hub.configuration, split=self.split)
+            rows: Rows = datasets.load_dataset(hub.path, hub.configuration, split=split)
         except Exception as error:
             raise DataError(
                 f"The hub's data set {hub.path} ({hub.configuration or 'default'}, split "
-                f"{self.split!r}) could not be loaded: {type(error).__name__}: {error}. Pass data= "
-                f"with a local file of {hub.name} rows (JSONL, JSON, Parquet; also .gz), or check "
-                "the network and the split's name."
+                f"{split!r}) could not be loaded: {type(error).__name__}: {error}. Pass data= with "
+                f"a local file of {hub.name} rows (JSONL, JSON, Parquet; also .gz), or check the "
+                "network and the split's name."
             ) from error
         return rows
 
-
-@dataclass(frozen=True, eq=False, slots=True)
-class GivenRows:
-    """Rows in memory; compared by identity."""
-
-    dataset: "datasets.Dataset"
-
-    def __str__(self) -> str:
-        """Return a name for error messages."""
-        return "dataset"
-
-    def rows(self) -> Rows:
-        """Return the rows."""
-        rows: Rows = self.dataset
-        return rows
-
-
-Source = FileStamp | HubSplit | GivenRows
+    return Source(f"{hub.path}:{split}", hub, load)
 
 
 def field(row: Mapping[str, Any], name: str) -> Any:
@@ -130,11 +101,14 @@ class DatasetSpec(Generic[Row]):
 
     def find(self, data: "str | Path | datasets.Dataset | None", split: str | None) -> Source:
         """Return the source: the file or data set `data`, or `split` of the public data set."""
-        if data is not None:
-            return FileStamp.of(data) if isinstance(data, str | Path) else GivenRows(data)
+        if isinstance(data, str | Path):
+            return file_source(data)
+        if data is not None:  # the source keeps it alive, so that its id is not used again
+            rows: Rows = data
+            return Source("dataset", id(data), lambda: rows)
         if self.hub is None:
             raise DataError(f"There is no public data set; pass data= with a file. {self.form}")
-        return HubSplit(self.hub, split or self.hub.split)
+        return hub_source(self.hub, split or self.hub.split)
 
     def read_all(self, source: Source) -> list[Row]:
         """Read every row; a DataError names source, row and field of a malformed one."""
@@ -143,9 +117,9 @@ class DatasetSpec(Generic[Row]):
             try:
                 row = self.read(record, index)
             except DataError as error:
-                raise DataError(f"{source}, row {index + 1}: {error} {self.form}") from None
+                raise DataError(f"{source.name}, row {index + 1}: {error} {self.form}") from None
             if row is not None:
                 rows.append(row)
         if not rows:
-            raise DataError(f"{source}: there are no rows. {self.form}")
+            raise DataError(f"{source.name}: there are no rows. {self.form}")
         return rows

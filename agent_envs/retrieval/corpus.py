@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from agent_envs.data.sources import DatasetSpec, FileStamp, field
+from agent_envs.data.sources import DatasetSpec, field, file_source
 from agent_envs.errors import ConfigurationError, DataError
 
 
@@ -79,7 +79,7 @@ def load_passages(path: str | Path) -> list[Passage]:
     Raises:
         DataError: If the file cannot be read, or a row lacks a field; names file, row and field.
     """
-    return _ROWS.read_all(FileStamp.of(path))
+    return _ROWS.read_all(file_source(path))
 
 
 def _read(row: Mapping[str, Any], _: int) -> Passage:

@@ -2,8 +2,7 @@
 
 The rules are those of the official evaluation scripts (Rajpurkar et al., 2016, arXiv 1606.05250;
 Yang et al., 2018, arXiv 1809.09600): lower case, no ASCII punctuation, no articles, single spaces.
-If there are several gold answers, any of them is right. 2WikiMultihopQA's script has its own rules
-(`agent_envs.scoring.two_wiki`).
+If there are several gold answers, any of them is right.
 """
 
 import math
@@ -33,7 +32,11 @@ class Overlap(NamedTuple):
 
 def normalize_answer(text: str) -> str:
     """Lower the case, remove ASCII punctuation, then articles, then extra white space."""
-    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+    return " ".join(_ARTICLES.sub(" ", _fold(text)).split())
+
+
+def _fold(text: str) -> str:
+    return text.lower().translate(_PUNCTUATION)
 
 
 def exact_match(prediction: str, golds: str | Sequence[str]) -> float:
@@ -109,3 +112,32 @@ def joint_overlap(*parts: Overlap) -> Overlap:
     return Overlap(
         math.prod(part.precision for part in parts), math.prod(part.recall for part in parts)
     )
+
+
+def two_wiki_facts(
+    predicted: Collection[tuple[str, int]], gold: Collection[tuple[str, int]]
+) -> tuple[Overlap, float]:
+    """Return overlap and exact match of supporting facts as 2WikiMultihopQA's script does.
+
+    Titles count in any case; what differs in case only is counted several times
+    (``2wikimultihop_evaluate_v1.1.py``, github.com/Alab-NII/2wikimultihop).
+    """
+    cited = [(title.lower(), sentence) for title, sentence in set(predicted)]
+    wanted = [(title.lower(), sentence) for title, sentence in set(gold)]
+    num_right = sum(fact in wanted for fact in cited)
+    num_missing = sum(fact not in cited for fact in wanted)
+    overlap = Overlap(num_right / max(1, len(cited)), num_right / max(1, num_right + num_missing))
+    return overlap, float(num_right == len(cited) and not num_missing)
+
+
+def two_wiki_evidence(
+    predicted: Collection[Sequence[str]], gold: Collection[Sequence[str]]
+) -> tuple[Overlap, float]:
+    """Return overlap and exact match of evidence as the same script does; articles stay."""
+    written, wanted = (
+        {tuple(" ".join(_fold(part).split()) for part in triple) for triple in triples}
+        for triples in (predicted, gold)
+    )
+    num_right = len(written & wanted)
+    overlap = Overlap(num_right / max(1, len(written)), num_right / max(1, len(gold)))
+    return overlap, float(num_right == len(written) == len(gold))

@@ -4,12 +4,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from agent_envs.core.lookup import lookup, require_extra
+from agent_envs.core.lookup import require_extra
 from agent_envs.core.rewards import Progress, correct_term, format_term, noted_terms
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import ToolResult
 from agent_envs.data.dataset_env import DatasetEnv
-from agent_envs.data.sources import DatasetSpec, Hub, Source, text_field
+from agent_envs.data.sources import DatasetSpec, Hub, text_field
 from agent_envs.errors import DataError
 from agent_envs.formats.tool_formats import ParsedAction
 from agent_envs.sandbox import Level
@@ -192,39 +192,6 @@ class MATHEnv(MathEnv):
         form="A MATH row needs 'problem', and 'answer' or a 'solution' with \\boxed{}; 'level' and "
         "'subject' (or 'type') are read too.",
     )
-
-    def __init__(
-        self,
-        *,
-        levels: int | Sequence[int] | None = None,
-        subjects: str | Sequence[str] | None = None,
-        **shared: Any,
-    ) -> None:
-        """Load the problems.
-
-        Args:
-            levels: Only these levels, 1 to 5.
-            subjects: Only these subjects, such as ``"Algebra"``.
-            shared: See `MathEnv`.
-        """
-        self._levels = (levels,) if isinstance(levels, int) else levels
-        self._subjects = (subjects,) if isinstance(subjects, str) else subjects
-        super().__init__(**shared)
-
-    def load_tasks(self, source: Source) -> Sequence[Task]:
-        tasks = _chosen(super().load_tasks(source), "level", self._levels)
-        return _chosen(tasks, "subject", self._subjects)
-
-
-def _chosen(
-    tasks: Sequence[Task], field: str, wanted: Sequence[int] | Sequence[str] | None
-) -> Sequence[Task]:
-    if wanted is None:
-        return tasks
-    known = {str(task.data[field]): None for task in tasks}
-    for name in wanted:
-        lookup(known, str(name), kind=field)
-    return [task for task in tasks if task.data[field] in wanted]
 
 
 def _numbers(text: str) -> set[float]:

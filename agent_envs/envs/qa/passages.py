@@ -12,7 +12,7 @@ from agent_envs.core.rewards import NOTHING, RewardFunction
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import DEFAULT_TIMEOUT_SECONDS
 from agent_envs.data.dataset_env import DatasetEnv
-from agent_envs.data.sources import DatasetSpec, FileStamp, Source
+from agent_envs.data.sources import DatasetSpec, Source, file_source
 from agent_envs.envs.qa.injection import TASK_PREFIX, VARIANTS
 from agent_envs.envs.qa.retrieval import RetrievalQAEnv
 from agent_envs.envs.qa.rows import QARow
@@ -34,8 +34,7 @@ from agent_envs.tools.search import make_search_tool
 
 
 def _final(metric: str) -> RewardFunction:
-    # repetitions under aliases can score above 1 by 2Wiki's rule; rewards are capped
-    return lambda env, event: min(1.0, env.metrics()[metric]) if event.is_last else 0.0
+    return lambda env, event: env.metrics()[metric] if event.is_last else 0.0
 
 
 _CITATION_TERMS: Final = {name: _final(name) for name in ("supporting_fact_f1", "joint_f1")}
@@ -113,7 +112,7 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
             )
 
     def load_tasks(self, source: Source) -> Sequence[Task]:
-        files = tuple(FileStamp.of(path) for path in self._corpus)
+        files = tuple(map(file_source, self._corpus))
         library = _load_library(self.dataset, source, files)
         self._reader.take(library.pages)
         self.retriever = (
@@ -211,11 +210,11 @@ class _Library(NamedTuple):
 
 @lru_cache(maxsize=8)
 def _load_library(
-    dataset: DatasetSpec[QARow], source: Source, files: tuple[FileStamp, ...]
+    dataset: DatasetSpec[QARow], source: Source, files: tuple[Source, ...]
 ) -> _Library:
     """Load tasks and pages of a source, and the passages of `files` as pages of one sentence."""
     rows = dataset.read_all(source)
-    passages = [passage for stamp in files for passage in load_passages(stamp.path)]
+    passages = [passage for file in files for passage in load_passages(file.name)]
     pages = dict.fromkeys(page for row in rows for page in row.pages)
     pages |= dict.fromkeys(Page(passage.title, (passage.text,)) for passage in passages)
     by_title: dict[str, tuple[Page, ...]] = {}
@@ -229,7 +228,7 @@ def _load_library(
 
 @lru_cache(maxsize=8)
 def _load_retriever(
-    dataset: DatasetSpec[QARow], source: Source, files: tuple[FileStamp, ...], name: str
+    dataset: DatasetSpec[QARow], source: Source, files: tuple[Source, ...], name: str
 ) -> Retriever:
     """Connect to a server, open the index in a folder, or index the passages of a library."""
     if _is_url(name):

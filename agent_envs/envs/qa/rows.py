@@ -46,7 +46,7 @@ def _task(
 def _read_two_wiki(row: Mapping[str, Any], index: int) -> QARow:
     read = _read_facts(row, index, separator=" ")
     evidences = _nested(row, "evidences", _triples)
-    # ids of the entities, keys of their aliases; not in every copy
+    # ids of the entities; not in every copy
     ids = _nested(row, "evidences_id", _triples) if row.get("evidences_id") else ()
     if ids and len(ids) != len(evidences):
         raise DataError(f"field 'evidences_id' needs {len(evidences)} triples, like 'evidences'.")

@@ -1,22 +1,12 @@
 """A shell in a scratch folder: find, extract, rename, edit, merge, undo."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 import numpy as np
 
 from agent_envs.core.lookup import lookup
-from agent_envs.core.rewards import (
-    COST,
-    OUTCOME,
-    PROGRESS,
-    Earnings,
-    Progress,
-    RewardFunction,
-    StepEvent,
-    format_term,
-    noted_terms,
-)
+from agent_envs.core.rewards import Progress, StepEvent, format_term, noted_terms
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import Tool
 from agent_envs.core.tool_env import ToolEnv
@@ -28,15 +18,6 @@ from agent_envs.tools.code import describe, run_shell, shared_sandbox
 
 ALL_KINDS: Final = {**KINDS, **CONFLICT_KINDS}
 MAX_DIFFICULTY: Final = 3
-
-
-def make_shell_task(rng: np.random.Generator, kind: str, difficulty: int) -> ShellTask:
-    """Make a task of a kind; `difficulty` 1 to 3: more files, deeper folders, more to do.
-
-    Raises:
-        UnknownNameError: If there is no such kind.
-    """
-    return lookup(ALL_KINDS, kind, kind="kind of task")(rng, difficulty)
 
 
 def solved_term(env: "CommandLineEnv", event: StepEvent) -> float:
@@ -65,20 +46,13 @@ class CommandLineEnv(ToolEnv):
     Version history: v0, first version.
     """
 
-    reward_functions: ClassVar[Mapping[str, RewardFunction]] = {
-        "solved": solved_term, **noted_terms("progress"), "format": format_term
-    }  # fmt: skip
-    default_rewards: ClassVar[Mapping[str, float]] = {
-        "solved": 1.0, "progress": 0.1, "format": 0.02
-    }  # fmt: skip
-    term_earnings: ClassVar[Mapping[str, Earnings]] = {
-        "solved": OUTCOME, "progress": PROGRESS, "format": COST
-    }  # fmt: skip
-    computes_only: ClassVar[bool] = True
-    outcome_terms: ClassVar[frozenset[str]] = frozenset({"solved"})
-    tool_signatures: ClassVar[tuple[str, ...]] = ("shell(command)",)
-    metric_names: ClassVar[tuple[str, ...]] = ("success", "share_right", *ToolEnv.metric_names)
-    default_system_prompt: ClassVar[str] = (
+    reward_functions = {"solved": solved_term, **noted_terms("progress"), "format": format_term}
+    default_rewards = {"solved": 1.0, "progress": 0.1, "format": 0.02}
+    computes_only = True
+    outcome_terms = frozenset({"solved"})
+    tool_signatures = ("shell(command)",)
+    metric_names = ("success", "share_right", *ToolEnv.metric_names)
+    default_system_prompt = (
         "Do what is asked with shell commands, which run in the folder of the task. When it is "
         "done, answer: done."
     )
@@ -96,34 +70,26 @@ class CommandLineEnv(ToolEnv):
 
         Args:
             kinds: Kinds of tasks; the first six above if not given.
-            difficulty: 1 to 3.
+            difficulty: 1 to 3: more files, deeper folders, more to do.
             split: ``"train"`` or ``"test"``; they have no task in common.
             sandbox: Isolation of commands; see `agent_envs.sandbox.open_sandbox`.
-            shared: Arguments of every tool environment; see `ToolEnv`.
-
-        Raises:
-            UnknownNameError: If a kind or a split is unknown.
-            ConfigurationError: If the difficulty is out of range.
-            SandboxUnavailableError: If this machine does not offer the isolation.
+            shared: Arguments of `ToolEnv`.
         """
-        chosen = (kinds,) if isinstance(kinds, str) else tuple(KINDS if kinds is None else kinds)
-        for kind in chosen:
+        self._kinds = (kinds,) if isinstance(kinds, str) else tuple(kinds or KINDS)
+        for kind in self._kinds:
             lookup(ALL_KINDS, kind, kind="kind of task")
-        if not chosen or difficulty not in range(1, MAX_DIFFICULTY + 1):
-            raise ConfigurationError(
-                f"kinds must not be empty, and difficulty is 1 to {MAX_DIFFICULTY}: {difficulty}."
-            )
-        self._kinds, self._difficulty, self._split = chosen, difficulty, split
+        if difficulty not in range(1, MAX_DIFFICULTY + 1):
+            raise ConfigurationError(f"difficulty must be 1 to {MAX_DIFFICULTY}, not {difficulty}.")
+        self._difficulty, self._split = difficulty, split
         self._split_seed = lookup({"train": 0, "test": 1}, split, kind="split")
         shared_sandbox(sandbox)  # fails now, not in the middle of an episode
         self._level = sandbox
         super().__init__(default_tools=[Tool(self.shell, timeout=None)], **shared)
 
     def get_task(self, index: int) -> Task:
-        """Make task `index` of the split."""
         rng = np.random.default_rng([self._split_seed, index, self._difficulty])
         kind = self._kinds[int(rng.integers(len(self._kinds)))]
-        made = make_shell_task(rng, kind, self._difficulty)
+        made = ALL_KINDS[kind](rng, self._difficulty)
         return Task(
             id=f"{kind}-{self._difficulty}-{self._split}-{index}",
             question=made.instruction,
@@ -132,7 +98,6 @@ class CommandLineEnv(ToolEnv):
         )
 
     def begin_episode(self) -> None:
-        """Make the folder of the task."""
         self._made: ShellTask = self.task.data["task"]
         self._set_folder(Folder.of(self._made.files))
         self._progress = Progress(self.share_right)  # right at first earns nothing
@@ -176,7 +141,6 @@ class CommandLineEnv(ToolEnv):
         return {**metrics, **super().metrics()}
 
     def reference_actions(self) -> list[str]:
-        """Run the commands that solve the task, then answer."""
         calls = [self.write_call("shell", command=command) for command in self._made.commands]
         return [*calls, self.write_answer("done")]
 

@@ -150,7 +150,6 @@ ENVIRONMENTS: Final = (
 )  # fmt: skip
 """Names of the allowed environments."""
 ARGUMENTS: Final[Mapping[str, Check]] = {
-    "aliases": _file,
     "attack": _attack,
     "category": _some(_name),
     "context": _context,
@@ -160,7 +159,6 @@ ARGUMENTS: Final[Mapping[str, Check]] = {
     "game": _some(_file),
     "hops": _some(_number(1, 8)),
     "kinds": _some(_name),
-    "levels": _some(_plain),
     "max_episode_steps": _number(1, 1_000),
     "max_searches": _number(1, 1_000),
     "objects": _number(1, 20),
@@ -177,7 +175,6 @@ ARGUMENTS: Final[Mapping[str, Check]] = {
     "split": _name,
     "start": _some(_name),
     "steps": _some(_number(1, 20)),
-    "subjects": _some(_name),
     "system_prompt": lambda value: isinstance(value, str) and len(value) <= 10_000,
     "task": _some(_name),
     "task_kwargs": _table(_number(-1_000, 1_000)),

@@ -7,7 +7,7 @@ import pytest
 
 from agent_envs import DataError, Hub, MissingExtraError
 from agent_envs.data.records import read_records
-from agent_envs.data.sources import HubSplit
+from agent_envs.data.sources import hub_source
 
 ROWS = [{"a": 1}, {"a": "ü"}]
 EMPTY_GZIP = gzip.compress(b"", mtime=0)
@@ -70,7 +70,7 @@ def test_what_cannot_be_read_is_named(name, content, message, tmp_path):
     "read",
     [
         lambda folder: read_records(folder / "rows.parquet"),
-        lambda folder: HubSplit(Hub(name="X", path="x/y"), "test").rows(),
+        lambda folder: hub_source(Hub(name="X", path="x/y"), "test").rows(),
     ],
 )
 def test_a_missing_library_names_the_extra(tmp_path, monkeypatch, read):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from agent_envs import ConfigurationError, UnknownNameError
-from agent_envs.envs.shell.command_line import make_shell_task
+from agent_envs.envs.shell.command_line import ALL_KINDS
 from agent_envs.envs.shell.conflicts import CONFLICT_KINDS
 from agent_envs.envs.shell.tasks import KINDS
 from agent_envs.errors import SandboxError
@@ -39,7 +39,7 @@ def test_reference_commands_solve_every_kind_and_doing_nothing_does_not(kind):
 @pytest.mark.parametrize("kind", [*KINDS, *CONFLICT_KINDS])
 def test_no_task_is_solved_from_the_beginning(kind):
     for seed in range(100):
-        task = make_shell_task(np.random.default_rng(seed), kind, 1 + seed % 3)
+        task = ALL_KINDS[kind](np.random.default_rng(seed), 1 + seed % 3)
         assert task.files != task.expected
         assert all(text.endswith("\n") or not text for text in task.expected.values())
         assert task.checks(task.expected) == [True] * len(task.checks({}))
@@ -94,7 +94,7 @@ def test_a_command_that_breaks_its_sandbox_is_an_observation(env, monkeypatch):
 def test_unknown_kinds_and_difficulties_are_refused():
     with pytest.raises(UnknownNameError, match="extract"):
         gym.make(ID, kinds=["extrakt"])
-    with pytest.raises(ConfigurationError, match="difficulty is 1 to 3"):
+    with pytest.raises(ConfigurationError, match="difficulty must be 1 to 3"):
         gym.make(ID, difficulty=4)
 
 
