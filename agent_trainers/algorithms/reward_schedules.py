@@ -2,37 +2,28 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from agent_envs.core.command_line import json_object, refusal
 
 
-class _Schedule(BaseModel):
+class Schedule(BaseModel):
+    """A factor: `start`, or from `start` to `end` in a straight line or along half a cosine.
+
+    ``adaptive``: `start` until the logged `metric` has reached `target` once, then `end`.
+    """
+
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    kind: Literal["constant", "linear", "cosine", "adaptive"]
     start: float = 1.0
     end: float = 0.0
-
-
-class Ramp(_Schedule):
-    """`start`, or from `start` to `end` in a straight line or along half a cosine."""
-
-    kind: Literal["constant", "linear", "cosine"]
-
-
-class Adaptive(_Schedule):
-    """`start` until a logged metric has reached its target once, then `end`."""
-
-    kind: Literal["adaptive"]
-    target: float
     metric: str = "success"
+    target: float = 1.0
 
 
-Schedule = Ramp | Adaptive
-_SCHEDULES: TypeAdapter[dict[str, Schedule]] = TypeAdapter(
-    dict[str, Annotated[Schedule, Field(discriminator="kind")]]
-)
+_SCHEDULES = TypeAdapter(dict[str, Schedule])
 
 
 def parse_schedules(value: str | Mapping[str, Any] | None) -> dict[str, Schedule]:
@@ -68,11 +59,10 @@ def reward_factors(
 
 def _factor(schedule: Schedule, progress: float, log: Sequence[Mapping[str, Any]]) -> float:
     start, end = schedule.start, schedule.end
-    if isinstance(schedule, Adaptive):
-        values = [entry.get(schedule.metric, -math.inf) for entry in log]
-        return end if any(value >= schedule.target for value in values) else start
-    if schedule.kind == "constant":
-        return start
+    if schedule.kind == "linear":
+        return start + (end - start) * progress
     if schedule.kind == "cosine":
         return end + (start - end) * (1 + math.cos(math.pi * progress)) / 2
-    return start + (end - start) * progress
+    values = [entry.get(schedule.metric, -math.inf) for entry in log]
+    is_met = any(value >= schedule.target for value in values)
+    return end if schedule.kind == "adaptive" and is_met else start

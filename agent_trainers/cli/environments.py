@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -54,9 +54,7 @@ def environment_maker(
     The ``module:`` part of `env_id` may be in the working directory. Errors about `kwargs` name
     `option`.
     """
-    maker: Any = functools.partial(_make, env_id, kwargs, option)
-    maker.__name__ = env_id  # curriculum levels are named after it
-    return cast(Callable[[], Any], maker)
+    return functools.partial(_make, env_id, kwargs, option)
 
 
 def _make(env_id: str, kwargs: Mapping[str, Any], option: str, **others: Any) -> Any:

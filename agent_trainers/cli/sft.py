@@ -72,8 +72,7 @@ class WarmStartArguments(ModelArguments):
     )
     conversations: str | None = HfArg(
         default=None,
-        help="Conversations: rows with OpenAI's 'messages', TRL's 'prompt' and "
-        "'completion', or 'attempts' of trial and error.",
+        help="Conversations: rows with OpenAI's 'messages', or TRL's 'prompt' and 'completion'.",
     )
     keep_failures: bool = HfArg(default=False, help="Train on failed episodes, too.")
     resume: bool = HfArg(default=False, help="Resume from the last checkpoint in output_dir.")
@@ -167,9 +166,7 @@ def _demonstrations(
     """Yield the demonstrations, in the model's tokens."""
     renderer = ChatRenderer(tokenizer)
     if options.conversations is not None:
-        yield from read_conversations(
-            options.conversations, renderer, keep_failures=options.keep_failures
-        )
+        yield from read_conversations(options.conversations, renderer)
         return
     env_id = options.env or (DEFAULT_ENV if options.trajectories is None else None)
     tools = None

@@ -40,6 +40,7 @@ PROCESSES_PER_CORE: Final = 4
 class ProgramTasks:
     """A program and its tasks, in place of an environment in `StepGRPOTrainer`."""
 
+    names: Sequence[str] = ()
     tools: Schemas = None
     reward_terms: Mapping[str, float] | None = None
     outcome_terms: frozenset[str] = frozenset({"outcome"})

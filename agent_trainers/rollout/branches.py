@@ -41,11 +41,6 @@ class Branches:
         """Steps of the branches themselves."""
         return sum(len(b.transitions) - b.start for same in self.continuations for b in same)
 
-    @property
-    def replayed_steps(self) -> int:
-        """Recorded steps that were replayed to reach the states."""
-        return sum(branch.start for same in self.continuations for branch in same)
-
     def returns(self, gamma: float = 1.0) -> list[list[float]]:
         """Return the discounted return of each scorable branch from its state."""
         return [
@@ -72,7 +67,6 @@ class BranchEpisode(Episode):
     def __post_init__(self) -> None:
         """Copy the steps before the state."""
         self.transitions = list(self.recorded.transitions[: self.start])
-        self.num_first_calls = 1 + self.start
 
     def reset(self, timeout: float | None = None) -> Any:
         """Bring the environment to the recorded state by its actions.
@@ -116,11 +110,7 @@ class BranchEpisode(Episode):
 
 
 def plan_branches(
-    states: Sequence[RecordedState],
-    k: int | Sequence[int],
-    *,
-    rng: Rngs,
-    policy: Policy,
+    states: Sequence[RecordedState], k: int | Sequence[int], *, rng: Rngs, policy: Policy
 ) -> list[list[BranchEpisode]]:
     """Return the branches of each state.
 
@@ -131,26 +121,25 @@ def plan_branches(
     rngs = rng.spawn(len(states)) if isinstance(rng, np.random.Generator) else rng
     number = itertools.count()
     planned = []
-    for (trajectory, step), count, own in zip(states, ks, rngs, strict=True):
-        name = f"The trajectory of task {trajectory.task_id!r} in group {trajectory.group_id!r}"
-        if not 0 <= step < len(trajectory.transitions):
+    for (recorded, step), count, own in zip(states, ks, rngs, strict=True):
+        problem, num_steps = None, len(recorded.transitions)
+        if not 0 <= step < num_steps:
+            problem = f"has no state before step {step}: its steps are 0 to {num_steps - 1}"
+        elif recorded.seed is None:
+            problem = "cannot be branched: it has no seed to replay it from, as that of a program"
+        if problem is not None or recorded.seed is None:
             raise ConfigurationError(
-                f"{name} has no state before step {step}: its steps are 0 to "
-                f"{len(trajectory.transitions) - 1}."
-            )
-        if trajectory.seed is None:
-            raise ConfigurationError(
-                f"{name} cannot be branched: it has no seed to replay it from. Trajectories of "
-                "Rollout have one; those of programs and demonstrations do not."
+                f"The trajectory of task {recorded.task_id!r} in group {recorded.group_id!r} "
+                f"{problem}."
             )
         start = EpisodeSpec(
-            task=trajectory.task, seed=trajectory.seed, group_id=trajectory.group_id,
-            rng=own, env=trajectory.env,
+            task=recorded.task, seed=recorded.seed, group_id=recorded.group_id,
+            rng=own, env=recorded.env,
         )  # fmt: skip
         planned.append(
             [
                 BranchEpisode(next(number), dataclasses.replace(start, rng=draws), start=step,
-                               recorded=trajectory, policy=policy)
+                               recorded=recorded, policy=policy)
                 for draws in own.spawn(count)
             ]
         )  # fmt: skip

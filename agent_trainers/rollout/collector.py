@@ -13,18 +13,14 @@ import numpy as np
 
 from agent_envs.core.async_bridge import CallSession, Outcome, outcome_of
 from agent_envs.errors import AgentEnvsError, ServerError
-from agent_trainers.policies.policy import Generation, GenerationRequest, Policy, Usage
-from agent_trainers.rollout.branches import (
-    Branches,
-    RecordedState,
-    Rngs,
-    plan_branches,
-)
+from agent_trainers.policies.policy import Policy, Usage
+from agent_trainers.rollout.branches import Branches, RecordedState, Rngs, plan_branches
 from agent_trainers.rollout.environments import (
     EnvPool,
     MakeEnv,
     is_immediate,
     lend_tokenizer,
+    read_reset,
 )
 from agent_trainers.rollout.episode import Episode, EpisodeSpec
 from agent_trainers.trajectory import StopReason, Trajectory
@@ -76,9 +72,9 @@ class Rollout:
             is_any_active: Maps whether this process has work left to whether any process has. For
                 a policy whose generation is collective.
         """
-        self._policy = policy
-        self._step_timeout, self._episode_timeout = step_timeout, episode_timeout
-        self._is_any_active = is_any_active or bool
+        self.policy = policy
+        self.step_timeout, self.episode_timeout = step_timeout, episode_timeout
+        self.is_any_active = is_any_active or bool
         self._envs, self._branch_envs = EnvPool(make_env), EnvPool(make_env)
 
     def collect(
@@ -118,7 +114,7 @@ class Rollout:
             ConfigurationError: If a state cannot be branched, as its trajectory has no seed.
             SnapshotError: If no state can be reached, because the environment reaches others.
         """
-        planned = plan_branches(states, k, rng=rng, policy=self._policy)
+        planned = plan_branches(states, k, rng=rng, policy=self.policy)
         branches = [branch for same in planned for branch in same]
         self._run(branches, self._branch_envs, MAX_BRANCHES_AT_ONCE)
         refusals = [branch.refusal for branch in branches if branch.refusal is not None]
@@ -142,15 +138,13 @@ class Rollout:
         on_end: OnEnd | None = None,
     ) -> None:
         """Run episodes to their end, and record the state in which one was truncated."""
-        timeouts = self._step_timeout, self._episode_timeout
-        run = _EpisodeLoop(episodes, envs, self._policy, timeouts, max_active, on_end)
-        run.run(self._is_any_active)
+        _EpisodeLoop(self, episodes, envs, max_active, on_end).run()
         for episode in episodes:
             if not episode.transitions or not episode.transitions[-1].truncated:
                 continue
             ids = None
             if episode.stop_reason is StopReason.TURN_LIMIT:
-                ids = self._policy.encode(episode.request())
+                ids = self.policy.encode(episode.request())
             last = episode.transitions[-1]
             episode.final_prompt_ids = ids or [*last.prompt_ids, *last.completion_ids]
 
@@ -160,24 +154,23 @@ class _EpisodeLoop:
 
     def __init__(
         self,
+        rollout: Rollout,
         episodes: Sequence[Episode],
         envs: EnvPool,
-        policy: Policy,
-        timeouts: tuple[float, float | None],
         max_active: int,
         on_end: OnEnd | None,
     ) -> None:
-        self._episodes, self._envs, self._policy = episodes, envs, policy
-        self._step_timeout, self._episode_timeout = timeouts
+        self._rollout, self._episodes, self._envs = rollout, episodes, envs
         self._max_active, self._on_end = max_active, on_end
-        self._stream = policy.open_stream()
+        self._stream = rollout.policy.open_stream()
         self._session = CallSession()
-        self._waiting = deque(enumerate(episodes))
+        self._waiting = deque(episodes)
         self._active: dict[int, Episode] = {}
         self._generating: set[int] = set()
 
-    def run(self, is_any_active: Callable[[bool], bool]) -> None:
+    def run(self) -> None:
         """Run all episodes to their end."""
+        is_any_active = self._rollout.is_any_active
         try:
             self._start_episodes()
             while is_any_active(bool(self._active)):
@@ -192,18 +185,18 @@ class _EpisodeLoop:
 
     def _start_episodes(self) -> None:
         while self._waiting and len(self._active) < self._max_active:
-            key, episode = self._waiting.popleft()
+            episode = self._waiting.popleft()
             episode.started = time.monotonic()
-            self._active[key] = episode
+            self._active[episode.number] = episode
             try:
                 episode.env = self._envs.take(episode.spec.env)
             except (Exception, SystemExit) as error:  # foreign code
                 if isinstance(error, AgentEnvsError) and not isinstance(error, ServerError):
                     raise  # wrong settings or data: no episode would ever work
                 episode.fail(error)
-                self._end(key)
+                self._end(episode.number)
                 continue
-            self._call(key, episode.reset)
+            self._call(episode, episode.reset)
 
     def _drain(self, *, is_busy: bool) -> None:
         """Record results of environments; wait for them where there is nothing else to do."""
@@ -224,69 +217,65 @@ class _EpisodeLoop:
         for key in self._generating:
             self._episodes[key].generate_seconds += share
         for key, generation in ready:
-            self._act(key, generation)
+            episode = self._episodes[key]
+            self._generating.discard(key)
+            if isinstance(generation, BaseException):
+                episode.fail(generation, StopReason.POLICY_ERROR)
+            else:
+                episode.generation = generation
+                episode.usage += generation.spent
+                if generation.finish_reason == "overflow":
+                    episode.overflow()
+            if episode.stop_reason is None:
+                self._call(episode, episode.step)
+            else:
+                self._end(key)
 
     def _close_late_ones(self) -> None:
         """End the episodes that took too long."""
-        if (timeout := self._episode_timeout) is not None:
-            now = time.monotonic()
-            for key, episode in list(self._active.items()):
-                if now - episode.started > timeout:
-                    text = f"the episode took longer than {timeout:g} seconds"
-                    episode.stop(StopReason.TIMEOUT, text)
-                    self._end(key)
-
-    def _call(self, key: int, function: Callable[..., Any]) -> None:
-        """Call a reset or a step: inline if it only computes, else in another thread."""
-        episode, timeout = self._episodes[key], self._step_timeout
-        if not is_immediate(episode.env):
-            num_calls = episode.num_first_calls if episode.generation is None else 1
-            self._session.submit(key, lambda: function(timeout), timeout * num_calls)
+        if (timeout := self._rollout.episode_timeout) is None:
             return
-        # KeyboardInterrupt is the user's; any other error of foreign code is recorded
-        self._record_all([outcome_of(key, function, caught=(Exception, SystemExit))])
+        for key, episode in list(self._active.items()):
+            if time.monotonic() - episode.started > timeout:
+                text = f"the episode took longer than {timeout:g} seconds"
+                episode.stop(StopReason.TIMEOUT, text)
+                self._end(key)
+
+    def _call(self, episode: Episode, function: Callable[..., Any]) -> None:
+        """Call a reset or a step: inline if it only computes, else in another thread."""
+        if is_immediate(episode.env):
+            # KeyboardInterrupt is the user's; any other error of foreign code is recorded
+            errors = (Exception, SystemExit)
+            self._record_all([outcome_of(episode.number, function, caught=errors)])
+            return
+        timeout = self._rollout.step_timeout
+        # the first call of a branch also replays the steps before it
+        num_calls = 1 + episode.start if episode.generation is None else 1
+        self._session.submit(episode.number, lambda: function(timeout), timeout * num_calls)
 
     def _record_all(self, outcomes: Sequence[Outcome]) -> None:
+        """Record results of environments; request the next actions."""
         for outcome in outcomes:
             episode = self._episodes[outcome.key]
             episode.step_seconds.append(outcome.seconds)
-            request = self._record(episode, outcome)
+            request = None
+            try:
+                if outcome.error is not None:
+                    episode.fail(outcome.error)
+                elif episode.generation is None:
+                    episode.info = read_reset(outcome.value)
+                    lend_tokenizer(self._rollout.policy, episode.env, episode.info)
+                else:
+                    episode.advance(outcome.value)
+                if episode.stop_reason is None:
+                    request = episode.request()
+            except Exception as error:  # noqa: BLE001 - what foreign code returned; it is recorded
+                episode.fail(error, StopReason.ENVIRONMENT_ERROR)
             if request is None:
                 self._end(outcome.key)
             else:
                 self._stream.add(outcome.key, request)
                 self._generating.add(outcome.key)
-
-    def _record(self, episode: Episode, outcome: Outcome) -> GenerationRequest | None:
-        """Record a result; return the next request, None where the episode is over."""
-        if outcome.error is not None:
-            episode.fail(outcome.error)
-            return None
-        try:
-            if episode.generation is None:
-                episode.begin(outcome.value)
-                lend_tokenizer(self._policy, episode.env, episode.info)
-            else:
-                episode.advance(outcome.value)
-            return episode.request() if episode.stop_reason is None else None
-        except Exception as error:  # noqa: BLE001 - what foreign code returned; it is recorded
-            episode.fail(error, StopReason.ENVIRONMENT_ERROR)
-            return None
-
-    def _act(self, key: int, generation: Generation | BaseException) -> None:
-        episode = self._episodes[key]
-        self._generating.discard(key)
-        if isinstance(generation, BaseException):
-            episode.fail(generation, StopReason.POLICY_ERROR)
-            self._end(key)
-            return
-        episode.usage += generation.spent
-        if generation.finish_reason == "overflow":
-            episode.overflow()
-            self._end(key)
-        else:
-            episode.generation = generation
-            self._call(key, episode.step)
 
     def _end(self, key: int) -> None:
         del self._active[key]

@@ -3,18 +3,10 @@
 States and actions go through the same renderer as in reinforcement learning, so supervised training
 sees the tokens and masks that are sampled and trained later.
 
-A row of a conversation file (JSONL, JSON or Parquet) is one of:
-
-``{"messages": [...]}``
-    OpenAI's messages; every message of the role ``assistant`` is an action, the messages before it
-    its state.
-``{"prompt": [...], "completion": [...]}``
-    TRL's columns: only assistant messages of ``completion`` are actions.
-``{"attempts": [{"messages": [...], "success": false}, ...]}``
-    Several attempts at one task: each is a separate conversation.
-
-Optional fields: ``tools`` (function schemas), ``success`` (a boolean) or ``reward`` (a number,
-where above 0 is a success), and ``task_id``.
+A row of a conversation file (JSONL, JSON or Parquet) has OpenAI's ``messages``, where every message
+of the role ``assistant`` is an action and the messages before it are its state, or TRL's ``prompt``
+and ``completion``, where only those of the completion are actions. Optional fields: ``tools``
+(function schemas), ``success`` (a boolean) and ``task_id``.
 """
 
 import dataclasses
@@ -37,25 +29,19 @@ from agent_trainers.trajectory import StopReason, Trajectory, Transition
 _MESSAGE: Final = "demonstrated_message"
 
 
-class _Part(BaseModel):
-    text: str
-
-
 class _Turn(BaseModel, extra="allow"):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[_Part] | None = None
+    content: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
 
 
 class _Row(BaseModel):
     messages: list[_Turn] = []
-    prompt: str | list[_Turn] = []
-    completion: str | list[_Turn] = []
+    prompt: list[_Turn] = []
+    completion: list[_Turn] = []
     tools: list[dict[str, Any]] | None = None
-    success: StrictBool | None = None
-    reward: float = 1.0
+    success: StrictBool = True
     task_id: str | int | None = None
-    attempts: "list[_Row]" = []
 
 
 def play_reference(
@@ -142,15 +128,8 @@ def _episode(task_id: str, steps: list[Transition], metrics: Mapping[str, float]
     )
 
 
-def read_conversations(
-    path: str | Path, renderer: ChatRenderer, *, keep_failures: bool = False
-) -> Iterator[Trajectory]:
-    """Read conversations as trajectories; those without an assistant turn are skipped.
-
-    Args:
-        path: The file.
-        renderer: Turns messages into tokens.
-        keep_failures: Whether attempts marked as failures are kept.
+def read_conversations(path: str | Path, renderer: ChatRenderer) -> Iterator[Trajectory]:
+    """Read a file of conversations as trajectories; those without an assistant turn are skipped.
 
     Raises:
         DataError: If a row has none of the forms above; names file, row and field.
@@ -159,42 +138,32 @@ def read_conversations(
         place = f"{path}, row {number}"
         try:  # a missing value is None in Parquet
             row = _Row.model_validate({k: v for k, v in record.items() if v is not None})
-            task_id = str(number if row.task_id is None else row.task_id)
-            told = [
-                _trajectory(each, task_id, row.tools, renderer) for each in row.attempts or [row]
-            ]
+            episode = _conversation(row, str(number if row.task_id is None else row.task_id))
+            trajectory = retell(episode, renderer, row.tools)
         except ValidationError as error:
             raise DataError(str(refusal(place, error))) from None
         except (DataError, ConfigurationError) as error:
             raise DataError(f"{place}: {error}") from None
-        yield from (t for t in told if t.transitions and (keep_failures or t.success))
+        if trajectory.transitions:
+            yield trajectory
 
 
-def _trajectory(row: _Row, task_id: str, tools: Schemas, renderer: ChatRenderer) -> Trajectory:
-    messages = _messages(row.prompt, "user")
-    new = _messages(row.messages or row.completion, "assistant")
-    if not new:
-        raise DataError("a row needs 'messages', 'prompt' and 'completion', or 'attempts'.")
+def _conversation(row: _Row, task_id: str) -> Trajectory:
+    """Return a conversation without tokens."""
+    if not (row.messages or row.completion):
+        raise DataError("a row needs 'messages', or 'prompt' and 'completion'.")
+    messages = [_message(turn) for turn in row.prompt]
     steps = []
-    for message in new:
+    for message in map(_message, row.messages or row.completion):
         if message["role"] == "assistant":
             if not messages:
                 raise DataError("it begins with an assistant turn, which has no state before it.")
             steps.append(_step(messages, message["content"], info={_MESSAGE: message}))
-        messages = [*messages, message]
-    is_success = row.reward > 0 if row.success is None else row.success
-    episode = _episode(task_id, steps, {"success": float(is_success)})
-    return retell(episode, renderer, row.tools or tools)
+        messages.append(message)
+    return _episode(task_id, steps, {"success": float(row.success)})
 
 
-def _messages(given: str | list[_Turn], role: Literal["user", "assistant"]) -> list[Any]:
-    """Return messages with plain text; a string is one message of `role`."""
-    messages = []
-    for turn in [_Turn(role=role, content=given)] if isinstance(given, str) else given:
-        if turn.content is None and not turn.tool_calls:
-            raise DataError(f"a message of the role {turn.role!r} needs a 'content'.")
-        parts = turn.content or ""
-        text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
-        kept = {name: value for name, value in turn if value is not None}
-        messages.append({**kept, "content": text})
-    return messages
+def _message(turn: _Turn) -> Any:
+    if turn.content is None and not turn.tool_calls:
+        raise DataError(f"a message of the role {turn.role!r} needs a 'content'.")
+    return {"content": "", **turn.model_dump(exclude_none=True)}

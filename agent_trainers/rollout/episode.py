@@ -8,7 +8,7 @@ import numpy as np
 
 from agent_envs.core.async_bridge import resolve
 from agent_trainers.policies.policy import Generation, GenerationRequest, Usage
-from agent_trainers.rollout.environments import TextEnv, read_reset, read_step, template_tools
+from agent_trainers.rollout.environments import TextEnv, read_step, template_tools
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
 
 MAX_ACTION_CHARS: Final = 2_000
@@ -53,8 +53,6 @@ class Episode:
     step_seconds: list[float] = field(default_factory=list)
     """Seconds of the reset, then of each step."""
     started: float = 0.0
-    num_first_calls: int = 1
-    """Resets and steps of its first call, which multiply the time limit of a step."""
     start: int = 0
     """Its first own step; earlier ones are those of the episode it branched off."""
 
@@ -77,10 +75,6 @@ class Episode:
             previous=self.transitions[-1] if self.transitions else None,
             rng=self.spec.rng,
         )
-
-    def begin(self, answer: Any) -> None:
-        """Record the result of `reset`; raise TypeError if it is malformed."""
-        self.info = read_reset(answer)
 
     def advance(self, answer: Any) -> None:
         """Record the result of `step`; raise TypeError if it is malformed."""
@@ -113,11 +107,7 @@ class Episode:
 
     def overflow(self) -> None:
         """Truncate the episode because its state does not fit the policy; its steps count."""
-        self.truncate(StopReason.CONTEXT_OVERFLOW)
-
-    def truncate(self, reason: StopReason) -> None:
-        """End the episode although the task is not over; its steps count."""
-        self.stop(reason)
+        self.stop(StopReason.CONTEXT_OVERFLOW)
         if self.transitions:
             self.transitions[-1] = replace(self.transitions[-1], truncated=True)
 

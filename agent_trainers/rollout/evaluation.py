@@ -4,6 +4,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from tqdm.auto import tqdm
@@ -50,17 +51,10 @@ def plan_samples(tasks: Sequence[int], samples_per_task: int, seed: int) -> list
 
 
 def evaluate_policy(
-    make_env: MakeEnv,
-    policy: Policy,
-    tasks: Sequence[int],
-    *,
-    samples_per_task: int = 1,
-    ks: Sequence[int] = (1,),
-    seed: int = 0,
+    make_env: MakeEnv, policy: Policy, tasks: Sequence[int], **settings: Any
 ) -> Evaluation:
-    """Evaluate `policy` in environments made by `make_env`; see `evaluate`."""
-    rollout = Rollout(make_env, policy)
-    return evaluate(rollout, tasks, samples_per_task=samples_per_task, ks=ks, seed=seed)
+    """Evaluate `policy` in environments made by `make_env`, with the settings of `evaluate`."""
+    return evaluate(Rollout(make_env, policy), tasks, **settings)
 
 
 def evaluate(

@@ -1,7 +1,6 @@
 """Entries of a list of environments, and the name that each is reported under."""
 
 import dataclasses
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Final
@@ -14,8 +13,6 @@ import agent_envs  # noqa: F401 - registers the environments
 from agent_envs.core.command_line import json_object, refusal
 from agent_envs.core.lookup import lookup
 from agent_envs.errors import ConfigurationError
-
-_ABSENT: Final = object()
 
 
 def _unique(tasks: list[int]) -> list[int]:
@@ -71,16 +68,15 @@ Member = str | Callable[[], Any] | Mapping[str, Any] | EnvMember
 
 
 def read_members(values: Any, option: str, *, is_weighted: bool = True) -> list[EnvMember]:
-    """Read a list of environments, each an id or ``{id, weight, kwargs, ...}``, also as JSON text.
+    """Read one or several environments, each an id or ``{id, weight, kwargs, ...}``, also as JSON.
 
     Errors name `option`, the entry and the field; `is_weighted` allows weights and `eval_kwargs`.
     """
-    if isinstance(values, str | Mapping) or not isinstance(values, Sequence) or not values:
-        raise ConfigurationError(
-            f"{option} must be a list of environments, such as "
-            f"[{{id: AgentR1/SyntheticMultiHop-v0, weight: 2, kwargs: {{hops: 2}}}}]: {values!r}"
-        )
-    members = [_read(value, f"{option}, entry {i}") for i, value in enumerate(values, start=1)]
+    is_several = isinstance(values, Sequence) and not isinstance(values, str)
+    entries = values if is_several else [values]
+    if not entries:
+        raise ConfigurationError(f"{option} must list at least one environment.")
+    members = [_read(value, f"{option}, entry {i}") for i, value in enumerate(entries, start=1)]
     for i, member in enumerate(members if not is_weighted else (), start=1):
         if member.weight != 1.0 or member.eval_kwargs:
             raise ConfigurationError(
@@ -108,19 +104,12 @@ def _read(value: Any, place: str) -> EnvMember:
 def name_members(
     trained: Sequence[EnvMember], variants: Sequence[EnvMember] = ()
 ) -> tuple[list[EnvMember], list[EnvMember]]:
-    """Give every environment of a run a unique name.
-
-    A derived name is the id without its namespace, followed where necessary by the arguments in
-    which environments of that id differ: ``Name-v0,hops=3``. A variant that equals an environment
-    of `trained` is left out, unless it lists tasks or has a name.
-    """
-    evaluated = [(m.id, {**m.kwargs, **m.eval_kwargs}) for m in trained]
-    others = [v for v in variants if v.name or v.tasks or (v.id, dict(v.kwargs)) not in evaluated]
+    """Give every environment of a run a unique name, by default its id without the namespace."""
     named: list[EnvMember] = []
-    unnamed = [member for member in trained if not member.name]
-    for member in [*trained, *others]:
-        relatives = unnamed if len(named) < len(trained) else [*trained, *others]
-        name = member.name or _derived(member, [m for m in relatives if m.id == member.id])
+    for member in [*trained, *variants]:
+        word = member.id if isinstance(member.id, str) else getattr(member.id, "__name__", "env")
+        default = re.sub(r"[^\w.+]+", "-", re.split("[:/]", word)[-1], flags=re.ASCII).strip("-")
+        name = member.name or default
         if any(name == other.name for other in named):
             raise ConfigurationError(
                 f"Two environments of the run have the name {name!r}: give each a name, or write "
@@ -128,25 +117,3 @@ def name_members(
             )
         named.append(dataclasses.replace(member, name=name))
     return named[: len(trained)], named[len(trained) :]
-
-
-def _derived(member: EnvMember, relatives: Sequence[EnvMember]) -> str:
-    """Return a name of the id and the arguments in which it differs from `relatives`."""
-    word = member.id if isinstance(member.id, str) else getattr(member.id, "__name__", "env")
-    name = _clean(re.split("[:/]", word)[-1]) or "env"
-    for key in dict.fromkeys(key for relative in relatives for key in relative.kwargs):
-        values = [relative.kwargs.get(key, _ABSENT) for relative in relatives]
-        if any(value != values[0] for value in values):
-            own = member.kwargs.get(key, "default")
-            name += f",{_clean(key)}={_clean(_text(own))}"
-    return name[:80]
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, list | tuple):
-        return "+".join(map(_text, value))
-    return value if isinstance(value, str) else json.dumps(value, default=str)
-
-
-def _clean(text: str) -> str:
-    return re.sub(r"[^\w.+]+", "-", text, flags=re.ASCII).strip("-")

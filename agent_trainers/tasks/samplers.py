@@ -9,7 +9,7 @@ run those that the unbroken run would have drawn.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -17,8 +17,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from agent_envs.core.command_line import json_object, refusal
 from agent_envs.core.tool_env import ENDLESS
 from agent_envs.errors import ConfigurationError
-
-_CURRICULUM: Final = "curriculum/"  # key in a state; no environment's name has a slash
 
 
 class DrawnTask(NamedTuple):
@@ -55,21 +53,12 @@ class Curriculum(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
     kind: Literal["levels"]
-    """The next environment begins when the newest is solved."""
-    arguments: dict[str, list[Any]] = {}
-    """Values of the environment's arguments, easy to hard; each row is an environment. Without
-    them the curriculum selects among the environments of the run."""
+    """The next environment of the run begins when the newest is solved."""
     target: Annotated[float, Field(gt=0, le=1)] = 0.8
     """Success in the last `groups` groups of a level at which the next begins."""
     groups: Annotated[int, Field(ge=1)] = 16
     review: Annotated[float, Field(ge=0, lt=1)] = 0.2
     """Share of the draws that goes to earlier levels."""
-
-    @property
-    def levels(self) -> list[dict[str, Any]]:
-        """The arguments of each level."""
-        rows = zip(*self.arguments.values(), strict=True)
-        return [dict(zip(self.arguments, row, strict=True)) for row in rows]
 
 
 def parse_curriculum(value: str | Mapping[str, Any] | None) -> Curriculum | None:
@@ -87,16 +76,9 @@ def parse_curriculum(value: str | Mapping[str, Any] | None) -> Curriculum | None
         is_json = value.lstrip().startswith("{")
         value = json_object(value, "curriculum") if is_json else {"kind": value}
     try:
-        parsed = Curriculum.model_validate(value)
+        return Curriculum.model_validate(value)
     except ValidationError as error:
         raise refusal("curriculum", error) from None
-    lengths = {len(values) for values in parsed.arguments.values()}
-    if len(lengths) > 1 or lengths & {0, 1}:
-        raise ConfigurationError(
-            "curriculum: arguments: each needs the same number of values, at least two, such as "
-            '{"hops": [1, 2, 3]}.'
-        )
-    return parsed
 
 
 class TaskSampler:
@@ -119,8 +101,7 @@ class TaskSampler:
         """
         if curriculum is not None and len(pools) < 2:
             raise ConfigurationError(
-                "curriculum='levels' needs several environments, easy to hard: list them in envs, "
-                'or give the arguments of one: {"arguments": {"hops": [1, 2, 3]}, ...}.'
+                "curriculum='levels' needs several environments: list them in envs, easy to hard."
             )
         self.pools = list(pools)
         self._seed, self._curriculum = seed, curriculum
@@ -168,19 +149,19 @@ class TaskSampler:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the next draws, in plain types."""
-        state: dict[str, Any] = {
-            pool.env: {"gained": self._balances[i], "num_drawn": self._num_drawn[i]}
-            for i, pool in enumerate(self.pools)
+        names = [pool.env for pool in self.pools]
+        return {
+            "balances": dict(zip(names, self._balances, strict=True)),
+            "num_drawn": dict(zip(names, self._num_drawn, strict=True)),
+            "level": self._level,
+            "newest": list(self._newest),
         }
-        return {**state, _CURRICULUM: {"level": self._level, "newest": list(self._newest)}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a `state_dict`; pools that it lacks start from 0."""
-        known = [state.get(pool.env, {"gained": 0.0, "num_drawn": 0}) for pool in self.pools]
-        self._balances = [pool["gained"] for pool in known]
-        self._num_drawn = [pool["num_drawn"] for pool in known]
-        self._level = state[_CURRICULUM]["level"]
-        self._newest = list(state[_CURRICULUM]["newest"])
+        self._balances = [state["balances"].get(pool.env, 0.0) for pool in self.pools]
+        self._num_drawn = [state["num_drawn"].get(pool.env, 0) for pool in self.pools]
+        self._level, self._newest = state["level"], list(state["newest"])
 
     def _shares(self) -> list[float]:
         """Return the factor of each pool's weight."""

@@ -1,22 +1,19 @@
 """Task sources: the environments or the program that a run trains in, or evaluates in."""
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Protocol, runtime_checkable
 
-import gymnasium as gym
 import numpy as np
 from datasets import Dataset
 
-import agent_envs  # noqa: F401 - registers the environments
 from agent_envs.core.tool_env import ENDLESS
 from agent_envs.errors import ConfigurationError
 from agent_trainers.policies.policy import Policy, Schemas
 from agent_trainers.rollout.collector import Collector, Rollout
-from agent_trainers.rollout.environments import MakeEnv, template_tools
+from agent_trainers.rollout.environments import template_tools
 from agent_trainers.tasks.env_members import EnvMember, Member, name_members, read_members
-from agent_trainers.tasks.samplers import Curriculum, TaskPool
+from agent_trainers.tasks.samplers import TaskPool
 
 NUM_EVAL_TASKS: Final = 200
 """Default number of evaluation tasks of an environment."""
@@ -26,6 +23,8 @@ NUM_EVAL_TASKS: Final = 200
 class TaskSource(Protocol):
     """Tasks by index, and the collector that runs them."""
 
+    names: Sequence[str]
+    """The names of environments, where there are several; rows have them in a column ``env``."""
     tools: Schemas
     """Tools that the chat template describes, if any."""
     reward_terms: Mapping[str, float] | None
@@ -37,89 +36,61 @@ class TaskSource(Protocol):
     def num_tasks(self) -> int | None:
         """Number of tasks; None where they are endless."""
 
-    def make_rollout(
-        self,
-        policy: Policy,
-        *,
-        step_timeout: float,
-        episode_timeout: float | None,
-        is_any_active: Callable[[bool], bool] | None,
-    ) -> Collector:
+    def make_rollout(self, policy: Policy, **settings: Any) -> Collector:
         """Return the collector; the settings are those of `Rollout`."""
 
 
-EnvLike = str | MakeEnv | TaskSource | Sequence[Member]
+EnvLike = Member | TaskSource | Sequence[Member]
 
 
 class EnvironmentTasks:
-    """The tasks of one environment."""
-
-    def __init__(self, env: str | MakeEnv) -> None:
-        """Take `env`, a Gymnasium id or a function; makes one environment to inspect it."""
-        if not isinstance(env, str) and not callable(env):
-            raise ConfigurationError(
-                "env is an environment, but each episode of a batch needs its own: pass its id, or "
-                "a function that makes it, such as lambda: gym.make(...)."
-            )
-        self._make_env = functools.partial(gym.make, env) if isinstance(env, str) else env
-        inspected = self._make_env()
-        _, info = inspected.reset(seed=0)
-        inspected.close()
-        own = inspected.unwrapped
-        self.num_tasks: int | None = getattr(own, "num_tasks", None)
-        self.tools: Schemas = template_tools(info)
-        self.reward_terms: Mapping[str, float] | None = getattr(own, "reward_weights", None)
-        self.outcome_terms: frozenset[str] = getattr(own, "outcome_terms", frozenset())
-
-    def make_rollout(self, policy: Policy, **settings: Any) -> Rollout:
-        """Return a rollout of `policy` in the environment."""
-        return Rollout(self._make_env, policy, **settings)
-
-
-class EnvMixture:
-    """The tasks of several environments, run by one `Rollout`."""
+    """The tasks of one environment, or of several that have names, run by one `Rollout`."""
 
     def __init__(self, members: Sequence[EnvMember], variants: Sequence[EnvMember] = ()) -> None:
-        """Take named environments; `variants` are those that are only evaluated."""
+        """Make one of each environment to inspect it; `variants` are only evaluated."""
         self.members = [*members, *variants]
-        self.names = [member.name for member in self.members]
+        self.names: Sequence[str] = [member.name for member in self.members if member.name]
         self.variants = frozenset(variant.name for variant in variants)
-        sources = [EnvironmentTasks(member.make_env) for member in self.members]
         self.pools: list[TaskPool] = []
-        for member, source in zip(self.members, sources, strict=True):
+        self.outcome_terms: frozenset[str] = frozenset()
+        tools: list[Any] = []
+        terms: list[Mapping[str, float] | None] = []
+        for member in self.members:
+            inspected = member.make_env()
+            _, info = inspected.reset(seed=0)
+            inspected.close()
+            own = inspected.unwrapped
             tasks: Sequence[int] | None = member.tasks
-            if source.num_tasks is not None:
-                tasks = range(source.num_tasks) if tasks is None else tasks
-                if max(tasks, default=0) >= source.num_tasks:
+            if (num_tasks := getattr(own, "num_tasks", None)) is not None:
+                tasks = range(num_tasks) if tasks is None else tasks
+                if max(tasks, default=0) >= num_tasks:
                     raise ConfigurationError(
-                        f"{member.name}: task {max(tasks)} does not exist; its {source.num_tasks} "
-                        "tasks are counted from 0."
+                        f"{member.name}: task {max(tasks)} does not exist; its {num_tasks} tasks "
+                        "are counted from 0."
                     )
             self.pools.append(TaskPool(env=member.name, weight=member.weight, tasks=tasks))
+            tools += template_tools(info) or ()
+            terms.append(getattr(own, "reward_weights", None))
+            self.outcome_terms |= getattr(own, "outcome_terms", frozenset())
+        self.tools: Schemas = tools or None
+        known = {name: weight for weights in terms for name, weight in (weights or {}).items()}
+        self.reward_terms: Mapping[str, float] | None = None if None in terms else known
         sizes = [None if pool.tasks is None else len(pool.tasks) for pool in self.pools]
         self.num_tasks = None if None in sizes else sum(size or 0 for size in sizes)
-        self.tools: Schemas = [tool for source in sources for tool in source.tools or ()] or None
-        terms = [source.reward_terms for source in sources]
-        known = {name: weight for own in terms for name, weight in (own or {}).items()}
-        self.reward_terms: Mapping[str, float] | None = None if None in terms else known
-        self.outcome_terms = frozenset[str]().union(*(source.outcome_terms for source in sources))
 
     def make_rollout(self, policy: Policy, **settings: Any) -> Rollout:
         """Return a rollout of `policy` in the environments."""
-        makers: dict[str, Callable[[], Any]] = {m.name: m.make_env for m in self.members}
-        return Rollout(makers, policy, **settings)
+        return Rollout({m.name: m.make_env for m in self.members}, policy, **settings)
 
 
 def task_source(trained: EnvLike) -> TaskSource:
     """Return the task source of a trainer's argument `env`."""
     if isinstance(trained, TaskSource):
         return trained
-    if isinstance(trained, str) or not isinstance(trained, Sequence):
-        return EnvironmentTasks(trained)
     members = read_members(trained, "env")
-    if len(members) == 1 and members[0].tasks is None:  # the same as without the list
-        return EnvironmentTasks(members[0].make_env)
-    return EnvMixture(name_members(members)[0])
+    if len(members) == 1 and members[0].tasks is None:
+        return EnvironmentTasks([replace(members[0], name="")])
+    return EnvironmentTasks(name_members(members)[0])
 
 
 def evaluation_source(
@@ -128,54 +99,24 @@ def evaluation_source(
     """Return the task source of evaluations; None if it is that of training."""
     if not eval_envs and eval_env is not None:
         return task_source(eval_env)
-    members = _members(trained if eval_env is None else eval_env)
-    if eval_envs and members is None:
-        raise ConfigurationError(
-            "eval_envs lists environments, but the run trains a program: use eval_tasks."
-        )
-    if members is None or not (eval_envs or any(member.eval_kwargs for member in members)):
+    evaluated = trained if eval_env is None else eval_env
+    if isinstance(evaluated, TaskSource):
+        if eval_envs:
+            raise ConfigurationError(
+                "eval_envs lists environments, but the run trains a program: use eval_tasks."
+            )
+        return None
+    members = read_members(evaluated, "env")
+    if not (eval_envs or any(member.eval_kwargs for member in members)):
         return None
     others = read_members(eval_envs, "eval_envs", is_weighted=False) if eval_envs else []
     named, variants = name_members(members, others)
-    return EnvMixture([member.in_evaluation() for member in named], variants)
-
-
-def _members(env: EnvLike) -> list[EnvMember] | None:
-    """Return the environments as a list; None for a program."""
-    if isinstance(env, EnvMixture):
-        return env.members
-    if isinstance(env, TaskSource):
-        return None
-    is_one = isinstance(env, str) or not isinstance(env, Sequence)
-    return read_members([env] if is_one else env, "env")
-
-
-def with_levels(
-    trained: EnvLike, rows: Dataset | None, curriculum: Curriculum | None
-) -> tuple[EnvLike, Dataset | None]:
-    """Return an environment as a list of its levels, if a curriculum has any, and its rows."""
-    levels = [] if curriculum is None else curriculum.levels
-    if not levels:
-        return trained, rows
-    members = _members(trained) or []
-    if len(members) != 1:
-        raise ConfigurationError(
-            f"curriculum: arguments need exactly one environment, and the run has {len(members)}. "
-            "Leave them out: the environments of the run are its levels, in their order."
-        )
-    tasks = members[0].tasks
-    if rows is not None:
-        tasks = list(dict.fromkeys(check_rows("train_dataset", rows)["task"]))
-    made = [
-        replace(members[0], kwargs={**members[0].kwargs, **level}, tasks=tasks, name="")
-        for level in levels
-    ]
-    return made, None
+    return EnvironmentTasks([member.in_evaluation() for member in named], variants)
 
 
 def training_pools(source: TaskSource, rows: Dataset | None) -> list[TaskPool]:
     """Return the tasks that a sampler draws from; `rows` restricts those of one environment."""
-    if isinstance(source, EnvMixture):
+    if isinstance(source, EnvironmentTasks) and source.names:
         return source.pools
     tasks = None if source.num_tasks is None else list(range(source.num_tasks))
     if rows is not None:
@@ -191,16 +132,15 @@ def training_rows(
     At least `min_rows`, the groups of a batch: the sampler drops incomplete batches. Rows of a
     mixture only count groups: a `TaskSampler` chooses their tasks.
     """
-    is_mixture = isinstance(source, EnvMixture)
     if given is not None:
-        if is_mixture:
+        if source.names:
             raise ConfigurationError(
                 "train_dataset holds tasks of one environment, but the run trains in several. "
                 "Leave it out, and list the tasks of an environment: {id: ..., tasks: [0, 1]}."
             )
         return check_rows("train_dataset", given)
     if source.num_tasks is not None:
-        num_rows = max(source.num_tasks, min_rows if is_mixture else 0)
+        num_rows = max(source.num_tasks, min_rows if source.names else 0)
         return Dataset.from_dict({"task": list(range(num_rows))})
     if num_groups is None:
         raise ConfigurationError(
@@ -215,7 +155,7 @@ def training_rows(
 def evaluation_rows(source: TaskSource, given: Dataset | None) -> Dataset | None:
     """Return the evaluation tasks, with their environment where there are several."""
     check_rows("eval_dataset", given)
-    if not isinstance(source, EnvMixture):
+    if not isinstance(source, EnvironmentTasks) or not source.names:
         return given
     in_domain = [name for name in source.names if name not in source.variants]
     default = {"env": in_domain[0]} if len(in_domain) == 1 else {}

@@ -172,9 +172,9 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
     )
     curriculum: str | None = HfArg(
         default=None,
-        help="Selects tasks by the success so far: 'levels' (environments easy to hard; the next "
-        "begins when the newest is solved), "
-        'or JSON: \'{"kind": "levels", "arguments": {"hops": [1, 2, 3]}, "target": 0.8}\'.',
+        help="Selects tasks by the success so far: 'levels' (the environments of the run, easy to "
+        "hard; the next begins when the newest is solved), or JSON: "
+        '\'{"kind": "levels", "target": 0.8}\'.',
     )
     max_extra_groups: int = HfArg(
         default=0,

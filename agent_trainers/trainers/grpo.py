@@ -34,15 +34,14 @@ from agent_trainers.monitoring.trajectory_samples import BatchRecord
 from agent_trainers.tasks.env_members import Member
 from agent_trainers.tasks.samplers import TaskSampler
 from agent_trainers.tasks.sources import (
+    EnvironmentTasks,
     EnvLike,
-    EnvMixture,
     TaskSource,
     evaluation_rows,
     evaluation_source,
     task_source,
     training_pools,
     training_rows,
-    with_levels,
 )
 from agent_trainers.trainers.batch_builder import BatchBuilder, Credit
 from agent_trainers.trainers.config import StepGRPOConfig
@@ -98,11 +97,8 @@ class StepGRPOTrainer(ResumableTrainer):
         """
         args = args or StepGRPOConfig("step-grpo")
         extensions = make_extensions(args.extensions, args.advantage_estimator)
-        trained, train_dataset = with_levels(env, train_dataset, args.parsed_curriculum)
-        if trained is not env and eval_env is None:
-            eval_env = env
-        source = task_source(trained)
-        eval_source = evaluation_source(trained, eval_env, eval_envs)
+        source = task_source(env)
+        eval_source = evaluation_source(env, eval_env, eval_envs)
         rows = training_rows(
             source,
             train_dataset,
@@ -111,7 +107,7 @@ class StepGRPOTrainer(ResumableTrainer):
             min_rows=args.generation_batch_size // args.num_generations,
         )
         sampler: TaskSampler | None = None
-        if isinstance(source, EnvMixture) or args.curriculum or args.max_extra_groups:
+        if source.names or args.curriculum or args.max_extra_groups:
             pools = training_pools(source, train_dataset)
             sampler = TaskSampler(pools, args.seed, args.parsed_curriculum)
         super().__init__(
@@ -159,23 +155,23 @@ class StepGRPOTrainer(ResumableTrainer):
         }
         train = source.make_rollout(**settings)
         evaluate = train if eval_source is None else eval_source.make_rollout(**settings)
-        names = [s.names if isinstance(s, EnvMixture) else [] for s in (source, eval_source)]
+        evaluated = eval_source or source
         self.rollouts = TrainerRollouts(
             args,
             self.processes,
             {"train": self.num_generations, "eval": self.num_generations_eval},
             {"train": train, "eval": evaluate},
             sampler=sampler,
-            env_names=[*dict.fromkeys([*names[0], *names[1]])],
+            env_names=[*dict.fromkeys([*source.names, *evaluated.names])],
             extensions=self.extensions,
         )
         self.scorer = Scorer(self)
         self.builder = BatchBuilder(self)
         variants = None
-        if isinstance(evaluated := eval_source or source, EnvMixture):
+        if isinstance(evaluated, EnvironmentTasks) and evaluated.names:
             group_size = self.num_generations_eval
             variants = EvaluatedEnvironments(evaluated.names, evaluated.variants, group_size)
-        self.training_log = TrainingLog(self, source.outcome_terms, names[0], variants)
+        self.training_log = TrainingLog(self, source.outcome_terms, source.names, variants)
         self.clock = StepClock(self._metrics["train"])
         for callback in (self.clock, MetricsLog()):
             self.add_callback(callback)

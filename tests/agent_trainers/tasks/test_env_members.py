@@ -4,7 +4,7 @@ import pytest
 
 from agent_envs import ConfigurationError
 from agent_envs.errors import UnknownNameError
-from agent_trainers.tasks.env_members import EnvMember, name_members, read_members
+from agent_trainers.tasks.env_members import name_members, read_members
 
 HOP = "AgentR1/SyntheticMultiHop-v0"
 TOOLS = "AgentR1/SyntheticTable-v0"
@@ -43,34 +43,17 @@ def test_a_wrong_entry_is_named(entry, message):
         read_members([HOP, entry], "envs")
 
 
-def test_what_is_no_list_and_the_weight_of_what_is_only_measured_are_refused():
-    for values in ([], {}, HOP):
-        with pytest.raises(ConfigurationError, match="envs must be a list of environments"):
-            read_members(values, "envs")
+def test_an_empty_list_and_the_weight_of_what_is_only_measured_are_refused():
+    with pytest.raises(ConfigurationError, match="envs must list at least one"):
+        read_members([], "envs")
     with pytest.raises(ConfigurationError, match="eval_envs, entry 1: weight does nothing"):
         read_members([{"id": HOP, "weight": 2}], "eval_envs", is_weighted=False)
 
 
-def test_a_name_is_the_id_or_what_sets_it_apart():
+def test_a_name_is_the_id_without_its_namespace_and_unique():
     assert names([HOP, TOOLS]) == (["SyntheticMultiHop-v0", "SyntheticTable-v0"], [])
-    of_one_id = [{"id": HOP, "kwargs": {"hops": [1, 2], "split": "train"}},
-                 {"id": HOP, "kwargs": {"split": "train"}}]  # fmt: skip
-    assert names(of_one_id)[0] == [
-        "SyntheticMultiHop-v0,hops=1+2", "SyntheticMultiHop-v0,hops=default"
-    ]  # fmt: skip
-    # what is measured takes no name from what is trained
-    trained, variants = names([HOP], [{"id": HOP, "kwargs": {"hops": 3}}, TOOLS])
-    assert trained == ["SyntheticMultiHop-v0"]
-    assert variants == ["SyntheticMultiHop-v0,hops=3", "SyntheticTable-v0"]
+    variants = [{"id": HOP, "name": "three", "kwargs": {"hops": 3}}, TOOLS]
+    assert names([HOP], variants) == (["SyntheticMultiHop-v0"], ["three", "SyntheticTable-v0"])
     for same in (([HOP, HOP],), ([{"id": HOP, "name": "a"}], [{"id": TOOLS, "name": "a"}])):
         with pytest.raises(ConfigurationError, match="have the name"):
             names(*same)
-
-
-def test_what_is_measured_anyway_is_not_measured_twice():
-    trained = EnvMember(id=HOP, kwargs={"hops": 2}, eval_kwargs={"split": "test"})
-    same = {"id": HOP, "kwargs": {"hops": 2, "split": "test"}}
-    assert names([trained], [same, TOOLS]) == (["SyntheticMultiHop-v0"], ["SyntheticTable-v0"])
-    # on tasks of its own it is something else
-    _, variants = names([trained], [same | {"tasks": [1, 2]}])
-    assert variants == ["SyntheticMultiHop-v0,split=test"]

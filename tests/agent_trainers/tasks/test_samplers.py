@@ -67,8 +67,6 @@ def test_restored_draws_go_on_as_if_nothing_had_happened(curriculum):
     ("level", LEVELS, "^curriculum: kind: Input should be 'levels'"),
     ({"kind": "levels", "target": 0}, LEVELS, "target: .*greater than 0"),
     ('{"kind": "levels"', LEVELS, "not valid JSON"),
-    ({"kind": "levels", "arguments": {"hops": [1, 2], "top_k": [1]}}, LEVELS, "same number"),
-    ({"kind": "levels", "arguments": {"hops": [1]}}, LEVELS, "at least two"),
     ("levels", LEVELS[:1], "needs several environments"),
 ])  # fmt: skip
 def test_what_cannot_be_is_refused_with_a_way_out(curriculum, pools, message):

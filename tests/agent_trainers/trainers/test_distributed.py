@@ -52,10 +52,9 @@ CASES = {
             "save_strategy": "steps",
             "save_steps": 1,
             "max_extra_groups": 3,
-            "curriculum": json.dumps(
-                {"kind": "levels", "arguments": {"hops": [2, 1]}, "groups": 2, "target": 0.01}
-            ),
+            "curriculum": '{"kind": "levels", "groups": 2, "target": 0.01}',
         },
+        "envs": [{"id": ID, "name": "two"}, {"id": ID, "name": "one", "kwargs": {"hops": 1}}],
     },
 }
 

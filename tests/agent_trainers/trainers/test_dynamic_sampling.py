@@ -4,17 +4,12 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from datasets import Dataset
 
-from agent_trainers.cli.environments import environment_maker
-from agent_trainers.tasks.env_members import EnvMember, name_members
-from agent_trainers.tasks.samplers import TaskPool, TaskSampler, parse_curriculum
-from agent_trainers.tasks.sources import with_levels
+from agent_trainers.tasks.samplers import TaskPool, TaskSampler
 from agent_trainers.trainers.rollouts import TrainerRollouts
 from agent_trainers.trajectory import StopReason
 from tests.agent_trainers.made import trajectory, transition
 
-ID = "AgentR1/SyntheticMultiHop-v0"
 GROUP = 3
 POOL = TaskPool(env="", weight=1.0, tasks=range(12))
 
@@ -112,15 +107,3 @@ def test_a_sampler_observes_every_group_that_was_played_and_scored(kind):
     seen = {spec.task for spec in tasks.specs} if kind is Tasks else set()
     assert sorted(result.success for result in draws.results) == sorted(t % 2 for t in seen)
     assert kind is Tasks or played.metrics["groups/played_success"] == 0.0
-
-
-def test_the_environment_of_a_command_line_becomes_levels_with_names_and_its_tasks():
-    curriculum = parse_curriculum({"kind": "levels", "arguments": {"hops": [1, 3]}})
-    given = EnvMember(id=environment_maker(ID, {"hops": 2, "top_k": 3}), name="mine")
-    rows = Dataset.from_dict({"task": [4, 5, 4]})  # a draw with repeats
-    levels, left = with_levels([given], rows, curriculum)
-    assert left is None
-    assert [list(member.tasks) for member in levels] == [[4, 5], [4, 5]]
-    named, _ = name_members(levels)
-    assert [m.name for m in named] == ["SyntheticMultiHop-v0,hops=1", "SyntheticMultiHop-v0,hops=3"]
-    assert named[1].make_env().spec.kwargs == {"hops": 3, "top_k": 3}

@@ -43,8 +43,8 @@ CASES = {
     },
     "levels and groups that are played anew": {
         "max_extra_groups": 2,
-        "curriculum": '{"kind": "levels", "arguments": {"hops": [2, 1]}, "groups": 2, '
-        '"target": 0.1}', **BUFFER,
+        "curriculum": '{"kind": "levels", "groups": 2, "target": 0.1}', **BUFFER,
+        "env": [{"id": ID, "name": "two"}, {"id": ID, "name": "one", "kwargs": {"hops": 1}}],
     },
 }  # fmt: skip
 

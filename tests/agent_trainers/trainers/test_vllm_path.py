@@ -42,7 +42,7 @@ def make_trainer(make_trainer):
         trainer.vllm_generation = Engine(trainer, drift)
         trainer._last_loaded_step = -1
         rollout = trainer.rollouts.collectors["train"]
-        rollout._policy = trainer.generator.make_policy(())  # of a trainer without vLLM before
+        rollout.policy = trainer.generator.make_policy(())  # of a trainer without vLLM before
         trainer.current_gradient_accumulation_steps = 1
         return trainer
 
