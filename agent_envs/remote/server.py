@@ -6,7 +6,6 @@ import hashlib
 import hmac
 import json
 import logging
-from base64 import b64decode
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -22,7 +21,6 @@ from agent_envs.remote.protocol import (
     MAX_MESSAGE_BYTES,
     Refusal,
     Reset,
-    Step,
     read_message,
     write_message,
 )
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
     import socket
 
     import uvicorn
-    from starlette.requests import HTTPConnection
     from starlette.types import ASGIApp, Receive, Scope, Send
     from starlette.websockets import WebSocket
 
@@ -82,23 +79,25 @@ class Session:
             _log.warning("An environment failed to close.", exc_info=True)
 
     def _process(self, kind: str, data: Any) -> Reply:
-        if kind == "reset":
-            return self._reset(data)
         if kind == "describe":
             return kind, dict(self._description)
         if kind == "state":
             return kind, self._state
+        if kind == "reset":
+            return self._observation(*self._reset(data))
         if self._env is None:
             raise gym.error.ResetNeeded("No episode has begun in this session; send a reset first.")
         if kind == "step":
-            return self._step(self._env, data)
+            observation, reward, terminated, truncated, info = self._env.step(data.text)
+            self._state["step_count"] += 1
+            return self._observation(observation, float(reward), terminated, truncated, info)
         if not self._description["with_reference"]:
             text = "The server does not offer its solutions; start it with --reference."
             raise Refusal("NOT_OFFERED", text, "NotImplementedError")
         env: Any = self._env.unwrapped
         return kind, {"actions": list(env.reference_actions())}
 
-    def _reset(self, data: Reset) -> Reply:
+    def _reset(self, data: Reset) -> tuple[str, None, bool, bool, dict[str, Any]]:
         if self._made is None:
             self._made = awaited(self._make_env())
         limit = data.turn_limit
@@ -107,25 +106,18 @@ class Session:
             self._made.unwrapped.np_random.bit_generator.state = data.generator
         observation, info = self._env.reset(seed=data.seed, options=data.options)
         self._state = {"episode_id": data.episode_id, "task_id": info["task_id"], "step_count": 0}
-        return self._observation(observation, None, False, False, info)
-
-    def _step(self, env: TextEnv, data: Step) -> Reply:
-        observation, reward, terminated, truncated, info = env.step(data.text)
-        self._state["step_count"] += 1
-        return self._observation(observation, float(reward), terminated, truncated, info)
+        return observation, None, False, False, info
 
     def _observation(
-        self, text: str, reward: float | None, terminated: bool, truncated: bool,
-        info: Mapping[str, Any],
-    ) -> Reply:  # fmt: skip
-        assert self._made is not None  # noqa: S101 - a reset made it
-        base: Any = self._made.unwrapped
-        is_over = bool(terminated or truncated)
+        self, text: str, reward: float | None, terminated: bool, truncated: bool, info: Any
+    ) -> Reply:
+        base: Any = self._made and self._made.unwrapped
         observation = {
             "text": text, "info": info, "terminated": bool(terminated),
             "truncated": bool(truncated), "metrics": base.metrics(),
             "task_index": base.task_index, "generator": base.np_random.bit_generator.state,
         }  # fmt: skip
+        is_over = bool(terminated or truncated)
         return "observation", {"observation": observation, "reward": reward, "done": is_over}
 
 
@@ -169,11 +161,13 @@ class EnvironmentServer:
             Route("/health", lambda _: JSONResponse({"status": "healthy"})),
         ]
         app = Starlette(routes=routes)
+        right = None if self._token is None else f"Bearer {self._token}".encode()
 
         async def guard(scope: "Scope", receive: "Receive", send: "Send") -> None:
             """Refuse clients without the token, and web pages, which have an Origin header."""
             connection = HTTPConnection(scope)
-            if self._token is not None and not _has_token(connection, self._token):
+            given = connection.headers.get("authorization", "").encode()
+            if right is not None and not hmac.compare_digest(given, right):
                 await Response(status_code=401)(scope, receive, send)
             elif "origin" in connection.headers:
                 await Response(status_code=403)(scope, receive, send)
@@ -267,12 +261,3 @@ def _describe(env: TextEnv, *, with_reference: bool) -> dict[str, Any]:
     }
     text = json.dumps([described, arguments], sort_keys=True, default=lambda v: type(v).__name__)
     return described | {"fingerprint": hashlib.sha256(text.encode()).hexdigest()[:16]}
-
-
-def _has_token(connection: "HTTPConnection", token: str) -> bool:
-    """Return whether a request has the token, as a bearer or as the password of a URL."""
-    kind, _, given = connection.headers.get("authorization", "").partition(" ")
-    if kind.lower() == "basic":
-        with contextlib.suppress(ValueError):
-            given = b64decode(given).decode().partition(":")[2]
-    return hmac.compare_digest(given.encode(), token.encode())

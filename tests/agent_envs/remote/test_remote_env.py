@@ -15,7 +15,7 @@ pytest.importorskip("websockets", reason="the extra 'serve' is not installed")
 
 from agent_envs import ConfigurationError, Task, ToolEnv
 from agent_envs.errors import ServerError, SnapshotError
-from agent_envs.remote import client
+from agent_envs.remote import env as module
 from agent_envs.remote.server import Session
 from agent_envs.testing import check
 from agent_envs.testing.episodes import record
@@ -179,9 +179,11 @@ def test_a_full_server_refuses_further_sessions(serve, remote):
 
 def test_a_missing_server_is_an_error_after_the_timeout():
     with pytest.raises(ServerError, match=r"within 0\.2 seconds: http://127\.0\.0\.1:9: .*refused"):
-        gym.make("AgentR1/Remote-v0", url="http://:secret@127.0.0.1:9", connect_timeout=0.2)
+        gym.make("AgentR1/Remote-v0", url="http://127.0.0.1:9", connect_timeout=0.2)
     with pytest.raises(ConfigurationError, match="is not the URL of a server"):
         gym.make("AgentR1/Remote-v0", url="ftp://somewhere")
+    with pytest.raises(ConfigurationError, match="is not the URL of a server"):
+        gym.make("AgentR1/Remote-v0", url="http://:token@somewhere")
     with pytest.raises(ConfigurationError, match="at least one server"):
         gym.make("AgentR1/Remote-v0", url=[])
 
@@ -192,7 +194,7 @@ def test_servers_of_different_environments_are_refused(serve, remote):
 
 
 def test_a_silent_server_delays_no_other(serve, remote, monkeypatch):
-    monkeypatch.setattr(client, "OPEN_SECONDS", 0.2)
+    monkeypatch.setattr(module, "OPEN_SECONDS", 0.2)
     served = serve(MULTI_HOP)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         silent = f"http://127.0.0.1:{listener.getsockname()[1]}"
