@@ -36,7 +36,6 @@ SIMPLIFICATIONS: Final = (
     "easy", "teleportAction", "openDoors", "openContainers", "selfWateringFlowerPots",
     "noElectricalAction",
 )  # fmt: skip
-_ELECTRICAL: Final = ("power-component", "conductivity")
 MAX_COMMAND_CHARS: Final = 500
 TOO_LONG_TEXT: Final = f"A command has {MAX_COMMAND_CHARS} characters at most."
 LIST_TEXT: Final = "Commands, with the name of a thing for OBJ:\n{actions}\nThings:\n{things}"
@@ -51,8 +50,8 @@ class ScienceWorldEnv(ToolEnv):
     """ScienceWorld (Wang et al., 2022, arXiv 2203.07540; package ``scienceworld``).
 
     Task: an experiment in a simulated house, such as to boil water or to find an animal; 30 kinds
-    with up to 1386 variations. Tool: ``act(command)``; by name ``look()``, ``inventory()`` and
-    ``commands()``, which take no time in the game. Reward terms: ``solved`` at the end (outcome);
+    with up to 1386 variations. Tool: ``act(command)``; by name ``commands()``, which takes no time
+    in the game. Reward terms: ``solved`` at the end (outcome);
     ``score_gain`` (change of the package's score, as a share of 100; all steps together earn the
     final score) and ``format`` on the way (process). A focus on the wrong thing loses the game: its
     score is -100. The episode ends when the game is won or lost, or with an answer, which gives up.
@@ -74,7 +73,7 @@ class ScienceWorldEnv(ToolEnv):
     term_earnings = {"score_gain": Earnings((1.0, 1.0), (-1.0, 0.99))}
     outcome_terms = frozenset({"solved"})
     tool_signatures = ("act(command)",)
-    optional_tool_names = ("look", "inventory", "commands")
+    optional_tool_names = ("commands",)
     metric_names = ("success", "score", *ToolEnv.metric_names)
     data_source = "the package `scienceworld`; licence: Apache-2.0"
     not_in_snapshots = frozenset({"_games", "_simplifications"})
@@ -103,27 +102,27 @@ class ScienceWorldEnv(ToolEnv):
             split: The package's ``"train"``, ``"dev"`` or ``"test"``.
             variations: Number of variations of each task, the first of the split; all by default,
                 when some tasks have a hundred times as many as others.
-            simplifications: The package's, a subset of `SIMPLIFICATIONS`; ``"easy"`` for all.
+            simplifications: The package's, a subset of `SIMPLIFICATIONS`; ``"easy"`` for all. Tasks
+                about electricity cannot be solved with ``"noElectricalAction"``.
             shared: Arguments of `ToolEnv`.
         """
         require_java()
         names = (task,) if isinstance(task, str) else tuple(VARIATIONS if task is None else task)
-        if not names or (variations is not None and variations < 1):
-            raise ConfigurationError(
-                f"task={task!r}, variations={variations} select no game. Name at least one task, "
-                "and at least one variation."
-            )
-        start, stop = lookup(_SPLITS, split, kind="split")
-        self._simplifications = _check_simplifications(simplifications, names)
+        quarters = lookup(_SPLITS, split, kind="split")
+        chosen = [simplifications] if isinstance(simplifications, str) else list(simplifications)
+        for name in chosen:
+            lookup(dict.fromkeys(SIMPLIFICATIONS), name, kind="simplification")
+        self._simplifications = ",".join(chosen)
         self._games = [
             (name, variation)
             for name in names
-            for variation in _range(lookup(VARIATIONS, name, kind="task"), start, stop)[:variations]
+            for variation in _range(lookup(VARIATIONS, name, kind="task"), *quarters)[:variations]
         ]
-        optional = (self.look, self.inventory, self.commands)
+        if not self._games:
+            raise ConfigurationError(f"task={task!r}, variations={variations} select no game.")
         super().__init__(
             default_tools=[Tool(self.act, timeout=None)],
-            optional_tools={each.__name__: (Tool(each, timeout=None),) for each in optional},
+            optional_tools={"commands": [Tool(self.commands, timeout=None)]},
             **shared,
         )
 
@@ -158,14 +157,6 @@ class ScienceWorldEnv(ToolEnv):
         self.score, self._is_completed = situation.score, situation.is_completed
         return situation.text.strip()
 
-    def look(self) -> str:
-        """Look around, which takes no time in the game."""
-        return self._read("Look")
-
-    def inventory(self) -> str:
-        """See what you carry, which takes no time in the game."""
-        return self._read("Inventory")
-
     def commands(self) -> str:
         """List the commands, and the things that can be named in them now."""
         actions = self._game.ask(lambda game: sorted(game.getPossibleActions()))
@@ -194,15 +185,3 @@ class ScienceWorldEnv(ToolEnv):
 def _range(count: int, start: int, stop: int | None) -> range:
     quarter = count // 4
     return range(start * quarter, count if stop is None else stop * quarter)
-
-
-def _check_simplifications(given: str | Sequence[str], tasks: Sequence[str]) -> str:
-    names = given.split(",") if isinstance(given, str) else list(given)
-    known = {name: name for name in SIMPLIFICATIONS}
-    chosen = [lookup(known, name.strip(), kind="simplification") for name in names if name.strip()]
-    electrical = [task for task in tasks if any(part in task for part in _ELECTRICAL)]
-    if "noElectricalAction" in chosen and electrical:
-        raise ConfigurationError(
-            f"The tasks {electrical} cannot be solved with noElectricalAction."
-        )
-    return ",".join(chosen)

@@ -206,32 +206,18 @@ class ALFWorldEnv(TextGameEnv):
     not_in_snapshots = frozenset({"_games"})
     data_source = "what `alfworld-download` fetches; licence: see its repository"
 
-    def __init__(
-        self,
-        *,
-        data: str | None = None,
-        split: str = "train",
-        kinds: str | Sequence[str] | None = None,
-        **shared: Any,
-    ) -> None:
+    def __init__(self, *, data: str | None = None, split: str = "train", **shared: Any) -> None:
         """Find the games.
 
         Args:
             data: Folder with the splits; ``$ALFWORLD_DATA/json_2.1.1`` by default.
             split: ``"train"``, ``"valid_seen"`` or ``"valid_unseen"``.
-            kinds: Only these kinds of tasks, such as ``"pick_and_place_simple"``.
             shared: Arguments of `ToolEnv`.
         """
         require_extra("alfworld", "AgentR1/ALFWorld-v0", "alfworld", "textworld")
         base = Path(data) if data else Path(os.environ.get("ALFWORLD_DATA", "")) / "json_2.1.1"
         self._folder = base / split
-        wanted = (kinds,) if isinstance(kinds, str) else kinds
-        found = sorted(filter(_is_playable, self._folder.rglob("game.tw-pddl")))
-        self._games = [
-            path
-            for path in found
-            if wanted is None or re.split("[-/]", self._name(path))[0] in wanted
-        ]
+        self._games = sorted(filter(_is_playable, self._folder.rglob("game.tw-pddl")))
         if not self._games:
             raise DataError(
                 f"{self._folder}: no games (game.tw-pddl). Run alfworld-download, and pass "
@@ -247,10 +233,8 @@ class ALFWorldEnv(TextGameEnv):
         from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
 
         path = self._games[index]
-        return self._begin(path, [AlfredDemangler()], f"alfworld-{self._name(path)}")
-
-    def _name(self, path: Path) -> str:
-        return path.parent.relative_to(self._folder).as_posix()
+        name = path.parent.relative_to(self._folder).as_posix()
+        return self._begin(path, [AlfredDemangler()], f"alfworld-{name}")
 
 
 def _is_playable(path: Path) -> bool:

@@ -68,9 +68,7 @@ def test_a_wrong_focus_loses_the_game():
 
 
 def test_strange_commands_are_observations():
-    env = make(tools=["look", "inventory", "commands"])
-    assert env.step(env.unwrapped.write_call("look"))[0] in env.unwrapped.task.question
-    assert "orange" in env.step(env.unwrapped.write_call("inventory"))[0]
+    env = make(tools=["commands"])
     assert "focus on OBJ" in env.step(env.unwrapped.write_call("commands"))[0]
     for command in ("", "\x00", "\ud800", "é漢字🙂", "1", "open a\nopen b", "go to " * 50):
         text, *_, info = act(env, command)

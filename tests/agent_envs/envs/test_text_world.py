@@ -113,7 +113,5 @@ def test_alfworld_games_are_found_and_solved(alfworld_games):
     assert total == pytest.approx(1.1)
     check_declarations(env)
     check_ways(env, env.spec)
-    settings = {"data": data, "split": "valid_seen", "kinds": "look_at_obj_in_light"}
-    assert gym.make("AgentR1/ALFWorld-v0", **settings).unwrapped.num_tasks == 1
     with pytest.raises(DataError, match="no games"):
         gym.make("AgentR1/ALFWorld-v0", data=data, split="train")
