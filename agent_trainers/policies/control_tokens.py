@@ -54,7 +54,6 @@ class ControlTokens:
         """Id and token by their name in `_plain`."""
         unknown = tokenizer.unk_token_id  # not a control token: any unknown word becomes it
         self._control_ids = frozenset(self._ids.values()) - {unknown}
-        self._lengths = sorted({len(text) for text in self._ids}, reverse=True)
         self.tags = frozenset(
             text for id, token in added.items()
             if not token.special and _TAG.fullmatch(text := str(token)) and id in self._control_ids
@@ -62,6 +61,8 @@ class ControlTokens:
         """Control tokens that a model may write: ``<tool_call>``, ``<think>``."""
         first = "".join(sorted({text[0] for text in self._ids}))
         self._first = re.compile(f"[{re.escape(first)}]" if first else "(?!)")
+        longest_first = "|".join(map(re.escape, sorted(self._ids, key=len, reverse=True)))
+        self._unmarked = re.compile(f"(?<!{_START})(?:{longest_first or '(?!)'})")
         ends = "".join(sorted({*first, *(text[-1] for text in self._ids)}))
         self._ends = re.compile(f"[{re.escape(ends)}]" if ends else "(?!)")
 
@@ -96,16 +97,8 @@ class ControlTokens:
 
     def find(self, marked: str) -> Iterator[tuple[int, int, int]]:
         """Yield the template's control tokens in a rendered text: id, start and end."""
-        end = 0
-        for match in self._first.finditer(marked):
-            start = match.start()
-            if start < end or marked[start - 1 : start] == _START:
-                continue
-            for length in self._lengths:
-                if (id := self._ids.get(marked[start : start + length])) is not None:
-                    end = start + length
-                    yield id, start, end
-                    break
+        for match in self._unmarked.finditer(marked):
+            yield self._ids[match[0]], *match.span()
 
     def _guard_text(self, text: str, own: OwnMarkup | None) -> str:
         text = clean(text)

@@ -1,7 +1,7 @@
 """Policies that sample tokens: a chat template in front of a function that completes prompts."""
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 import numpy as np
@@ -19,7 +19,7 @@ from agent_trainers.policies.policy import (
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.policies.sampling import Completion, SamplingSettings, sample
 from agent_trainers.policies.served import ServerClient
-from agent_trainers.policies.slots import ModelContext, SlotStream, can_serve
+from agent_trainers.policies.slots import SlotStream, can_serve
 from agent_trainers.recipes import find_turn_length
 
 _TINY_VOCABULARY: Final = 1000
@@ -36,7 +36,7 @@ class TokenPolicy(Policy):
         settings: SamplingSettings,
         *,
         max_prompt_tokens: int,
-        slot_model: ModelContext | None = None,
+        slot_model: Callable[[], AbstractContextManager[Any]] | None = None,
         max_slots: int = 2**31,
     ) -> None:
         """Combine a renderer and a function that samples one completion per prompt.
@@ -46,26 +46,20 @@ class TokenPolicy(Policy):
         at most `max_slots` slots of the model in the context `slot_model`, if there is one.
         """
         self.sampling = settings.distribution
-        self._renderer, self._complete, self._settings = renderer, complete, settings
+        self._renderer, self._complete, self.settings = renderer, complete, settings
         self._max_prompt_tokens = max_prompt_tokens
-        self._slot_model, self._max_slots = slot_model, max_slots
+        self._slot_model, self.max_slots = slot_model, max_slots
 
     def open_stream(self) -> GenerationStream:
         if self._slot_model is None:
             return super().open_stream()
-        return SlotStream(
-            self._slot_model,
-            self.encode,
-            self._generation,
-            self._settings,
-            max_slots=self._max_slots,
-        )
+        return SlotStream(self, self._slot_model())
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         prompts = {i: ids for i, r in enumerate(requests) if (ids := self.encode(r)) is not None}
         completions = self._complete([*prompts.values()], [requests[i].rng for i in prompts])
         sampled = dict(zip(prompts, completions, strict=True))
-        return [self._generation(prompts.get(i, []), sampled.get(i)) for i in range(len(requests))]
+        return [self.generation(prompts.get(i, []), sampled.get(i)) for i in range(len(requests))]
 
     def count_tokens(self, messages: Sequence[Message], tools: Schemas) -> int:
         return self._renderer.count_tokens(messages, tools)
@@ -80,11 +74,11 @@ class TokenPolicy(Policy):
     def shows_tools(self, tools: Sequence[dict[str, Any]]) -> bool:
         return self._renderer.shows_tools(tools)
 
-    def _generation(self, prompt: list[int], completion: Completion | None) -> Generation:
+    def generation(self, prompt: list[int], completion: Completion | None) -> Generation:
         if completion is None:
             return Generation(text="", prompt_ids=prompt, finish_reason="overflow")
         last = completion.token_ids[-1:]
-        is_finished = last and last[0] in self._settings.eos_token_ids
+        is_finished = last and last[0] in self.settings.eos_token_ids
         return Generation(
             prompt_ids=prompt,
             completion_ids=completion.token_ids,
@@ -169,7 +163,13 @@ class VLLMServerPolicy(TokenPolicy):
     """
 
     def __init__(
-        self, base_url: str, renderer: ChatRenderer, settings: SamplingSettings, **connection: Any
+        self,
+        base_url: str,
+        renderer: ChatRenderer,
+        settings: SamplingSettings,
+        *,
+        max_concurrency: int = 64,
+        **connection: Any,
     ) -> None:
         """Connect to a server, such as ``http://gpu-node-2:8000``; see `ServerClient`.
 
@@ -177,7 +177,7 @@ class VLLMServerPolicy(TokenPolicy):
         those of the sampling distribution.
         """
         self._client = ServerClient(f"{base_url.rstrip('/')}/v1", **connection)
-        self.max_concurrency = self._client.max_concurrency
+        self.max_concurrency = max_concurrency
         model = self._client.call(self._client.api.models.list).data[0]
         max_model_length = (model.model_extra or {}).get("max_model_len")
         if max_model_length is None:
@@ -210,14 +210,11 @@ class VLLMServerPolicy(TokenPolicy):
     def _complete_all(
         self, prompts: list[list[int]], rngs: list[np.random.Generator]
     ) -> list[Completion]:
-        seeds = [int(rng.integers(2**31)) for rng in rngs]
-        return self._client.map(self._complete_one, list(zip(prompts, seeds, strict=True)))
+        return [self._complete_one(*each) for each in zip(prompts, rngs, strict=True)]
 
-    def _complete_one(self, prompt_and_seed: tuple[list[int], int]) -> Completion:
-        prompt, seed = prompt_and_seed
-        reply = self._client.call(
-            self._client.api.completions.create, prompt=prompt, seed=seed, **self._body
-        )
+    def _complete_one(self, prompt: list[int], rng: np.random.Generator) -> Completion:
+        create, seed = self._client.api.completions.create, int(rng.integers(2**31))
+        reply = self._client.call(create, prompt=prompt, seed=seed, **self._body)
         choice = reply.choices[0]
         token_ids = (choice.model_extra or {}).get("token_ids")
         if token_ids is None or choice.logprobs is None:

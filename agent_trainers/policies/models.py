@@ -53,12 +53,9 @@ def dequantise(path: Path, folder: Path) -> Path:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    source = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(**source)
-        model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
-    except (OSError, ValueError, KeyError, NotImplementedError) as error:
-        raise _error(str(path), f"transformers cannot read this GGUF file ({error})") from error
+    source, file = str(path.parent), {"gguf_file": path.name}
+    tokenizer = _load(AutoTokenizer, source, **file)
+    model = _load(AutoModelForCausalLM, source, **file, dtype=torch.float32)
     # The weights are no longer quantised, but marked so, which would prevent saving.
     model.hf_quantizer, model.is_quantized = None, False
     if hasattr(model.config, "quantization_config"):
@@ -76,20 +73,14 @@ def load_tokenizer(name: str) -> Any:
     """Load the tokenizer of a model, with padding on the left."""
     from transformers import AutoTokenizer
 
-    try:
-        return AutoTokenizer.from_pretrained(name, padding_side="left")
-    except Exception as error:  # types of models and files raise many kinds of errors
-        raise _not_loaded(name, "no tokenizer could be loaded", error) from error
+    return _load(AutoTokenizer, name, padding_side="left")
 
 
 def load_model(name: str, dtype: str = "auto") -> Any:
     """Load a causal language model with weights of `dtype`, ``"auto"`` for the saved one."""
     from transformers import AutoModelForCausalLM
 
-    try:
-        return AutoModelForCausalLM.from_pretrained(name, dtype=dtype)
-    except Exception as error:
-        raise _not_loaded(name, "could not be loaded", error) from error
+    return _load(AutoModelForCausalLM, name, dtype=dtype)
 
 
 def keep_to_one_thread(model: Any) -> None:
@@ -103,9 +94,13 @@ def keep_to_one_thread(model: Any) -> None:
         torch.set_num_threads(1)
 
 
-def _not_loaded(name: str, what: str, error: Exception) -> ConfigurationError:
-    is_here = "" if Path(name).exists() else "there is no such folder, and "
-    return _error(name, f"{is_here}{what} ({' '.join(str(error).split())})")
+def _load(kind: Any, name: str, **options: Any) -> Any:
+    try:
+        return kind.from_pretrained(name, **options)
+    except Exception as error:  # types of models and files raise many kinds of errors
+        is_here = "" if Path(name).exists() else "there is no such folder, and "
+        reason = f"{is_here}{kind.__name__} could not load it ({' '.join(str(error).split())})"
+        raise _error(name, reason) from error
 
 
 def _error(name: str, reason: str) -> ConfigurationError:

@@ -127,9 +127,7 @@ class ChatRenderer:
         return turn[: next(ends, len(turn))]
 
     def decode(self, completion_ids: Sequence[int]) -> str:
-        text = self.tokenizer.decode(list(completion_ids), skip_special_tokens=True)
-        assert isinstance(text, str)
-        return text
+        return str(self.tokenizer.decode(list(completion_ids), skip_special_tokens=True))
 
     def _encode_new_state(self, key: str) -> list[int]:
         messages, tools = json.loads(key)
@@ -166,8 +164,7 @@ class ChatRenderer:
         """Return whether the template renders the conversation like the previous step's tokens."""
         if self._keeps_turns:
             return True
-        turn = self.tokenizer.decode(list(previous.completion_ids[:-1]))
-        assert isinstance(turn, str)
+        turn = str(self.tokenizer.decode(list(previous.completion_ids[:-1])))
         return self._is_written(messages, tools, len(previous.messages), turn)
 
     def _is_written(
@@ -215,8 +212,7 @@ class ChatRenderer:
             add_generation_prompt=add_generation_prompt,
             **self._kwargs,
         )
-        assert isinstance(text, str)
-        return text
+        return str(text)
 
     def _guard(self, messages: Sequence[Message]) -> list[Message]:
         """Guard the texts of messages; the model's own turns may contain its markup."""

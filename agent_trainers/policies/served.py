@@ -6,7 +6,6 @@ Retries with back-off, timeouts and connections are those of the ``openai`` libr
 import os
 import re
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
 from agent_envs.core.lookup import lookup, require_extra
@@ -26,16 +25,11 @@ DEFAULT_API_KEY_ENV: Final = "OPENAI_API_KEY"
 _NO_KEY: Final = "none"
 """Sent without a key, since the library requires one."""
 _TOO_LONG: Final = re.compile(
-    r"context[ _](length|size|window)|max_model_len|too many (input )?tokens"
-    r"|(prompt|input) is too long",
-    re.IGNORECASE,
+    r"status (400|413|422): .*(context[ _](length|size|window)|max_model_len"
+    r"|too many (input )?tokens|(prompt|input) is too long)",
+    re.IGNORECASE | re.DOTALL,
 )
-Item = TypeVar("Item")
 Result = TypeVar("Result")
-
-
-class PromptTooLongError(ServerError):
-    """A state exceeds the context of the served model."""
 
 
 class ServerClient:
@@ -47,7 +41,6 @@ class ServerClient:
         *,
         model: str | None = None,
         api_key_env: str | None = None,
-        max_concurrency: int = 64,
         timeout_seconds: float = 300.0,
         max_retries: int = 6,
     ) -> None:
@@ -55,13 +48,10 @@ class ServerClient:
 
         `base_url` is such as ``http://localhost:8000/v1``; `model` is for messages. The key is in
         the environment variable `api_key_env`, by default ``OPENAI_API_KEY`` if that is set.
-        `max_concurrency` limits `map`.
         """
         require_extra("openai", "A served model", "openai")
         import openai
 
-        if max_concurrency < 1:
-            raise ConfigurationError(f"max_concurrency must be at least 1, not {max_concurrency}.")
         self._key = os.environ.get(api_key_env or DEFAULT_API_KEY_ENV) or _NO_KEY
         if self._key == _NO_KEY and api_key_env is not None:
             raise ConfigurationError(
@@ -72,14 +62,6 @@ class ServerClient:
             base_url=base_url, api_key=self._key, timeout=timeout_seconds, max_retries=max_retries
         )
         self._where = base_url if model is None else f"{base_url}, model {model!r}"
-        self.max_concurrency = max_concurrency
-
-    def map(self, function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-        """Call `function` for each of `items` concurrently; return the results in order."""
-        if len(items) <= 1:
-            return [function(item) for item in items]
-        with ThreadPoolExecutor(min(len(items), self.max_concurrency)) as pool:
-            return list(pool.map(function, items))
 
     def call(self, create: Callable[..., Result], **body: Any) -> Result:
         """Send a request by `create`, a method of `api`."""
@@ -88,19 +70,20 @@ class ServerClient:
         try:
             return create(**body)
         except openai.APIStatusError as error:
-            reason = _reason(error)
-            is_too_long = error.status_code in (400, 413, 422) and _TOO_LONG.search(reason)
-            kind = PromptTooLongError if is_too_long else ServerError
-            raise self.error(f"status {error.status_code}: {reason}", kind) from None
+            body = error.body if isinstance(error.body, dict) else {"message": error.body}
+            code, text = body.get("code"), body.get("message") or error.message
+            reason = f"{text} ({code})" if code else str(text)
+            reason = reason[:MAX_REASON_CHARS]
+            raise self.error(f"status {error.status_code}: {reason}") from None
         except (openai.APIError, ValueError) as error:
             reason = f"{type(error).__name__}: {error} ({error.__cause__})"
             raise self.error(reason) from None
 
-    def error(self, reason: str, kind: type[ServerError] = ServerError) -> ServerError:
+    def error(self, reason: str) -> ServerError:
         """Return an error that names the server, without its key."""
         if self._key != _NO_KEY:
             reason = reason.replace(self._key, "…")  # some servers quote a rejected key
-        return kind(f"{self._where}: {reason}")
+        return ServerError(f"{self._where}: {reason}")
 
 
 class OpenAIPolicy(Policy):
@@ -140,43 +123,34 @@ class OpenAIPolicy(Policy):
         """
         if isinstance(tool_format, str):
             tool_format = lookup(TOOL_FORMATS, tool_format, kind="tool format")
-        if max_new_tokens < 1:
-            raise ConfigurationError(f"max_new_tokens must be at least 1, not {max_new_tokens}.")
         self.max_concurrency = max_concurrency
         self.sampling = {"temperature": temperature, "top_p": top_p}
         self._format = tool_format
         self._control_tokens = tuple(control_tokens)
         self._body = {"model": model, "max_tokens": max_new_tokens, **self.sampling}
-        self._client = ServerClient(
-            base_url, model=model, max_concurrency=max_concurrency, **connection
-        )
+        self._client = ServerClient(base_url, model=model, **connection)
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
-        return self._client.map(self._turn, requests)
+        return [self._turn(request) for request in requests]
 
     def close(self) -> None:
         self._client.api.close()
 
     def _turn(self, request: GenerationRequest) -> Generation:
-        body = {"seed": int(request.rng.integers(2**31)), **self._body}
-        try:
-            reply = self._client.call(
-                self._client.api.chat.completions.create, **body, **self._conversation(request)
-            )
-        except PromptTooLongError:
-            return Generation(text="", finish_reason="overflow", usage=Usage())
-        return self._read(reply)
-
-    def _conversation(self, request: GenerationRequest) -> dict[str, Any]:
         messages, tools, hidden = request.messages, request.tools, self._control_tokens
-        if not self._format.is_structured:
-            return {"messages": text_messages(messages, tools, hidden)}
-        conversation: dict[str, Any] = {"messages": native_messages(messages, hidden)}
-        if tools:
-            conversation["tools"] = native_tools(tools, hidden)
-        return conversation
-
-    def _read(self, reply: Any) -> Generation:
+        body: dict[str, Any] = {"seed": int(request.rng.integers(2**31)), **self._body}
+        if self._format.is_structured:
+            body["messages"] = native_messages(messages, hidden)
+            if tools:
+                body["tools"] = native_tools(tools, hidden)
+        else:
+            body["messages"] = text_messages(messages, tools, hidden)
+        try:
+            reply: Any = self._client.call(self._client.api.chat.completions.create, **body)
+        except ServerError as error:
+            if _TOO_LONG.search(str(error)) is None:
+                raise
+            return Generation(text="", finish_reason="overflow", usage=Usage())
         # The library does not validate replies: a proxy's error page is a string.
         if not getattr(reply, "choices", None) or reply.choices[0].message is None:
             text = str(reply)[:MAX_REASON_CHARS]
@@ -197,9 +171,3 @@ class OpenAIPolicy(Policy):
                 completion_tokens=counted.completion_tokens if counted else 0,
             ),
         )
-
-
-def _reason(error: Any) -> str:
-    body = error.body if isinstance(error.body, dict) else {"message": error.body}
-    code, text = body.get("code"), body.get("message") or error.message
-    return f"{text} ({code})"[:MAX_REASON_CHARS] if code else str(text)[:MAX_REASON_CHARS]

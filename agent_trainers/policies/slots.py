@@ -8,20 +8,19 @@ episode samples only depends on its own state.
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 
 from agent_trainers.batching.micro_batch import pack
 from agent_trainers.batching.shared_prefix import has_plain_attention, without_router_loss
-from agent_trainers.policies.policy import (
-    Generation,
-    GenerationRequest,
-    GenerationStream,
-    StreamedResult,
-)
+from agent_trainers.policies.policy import GenerationRequest, GenerationStream, StreamedResult
 from agent_trainers.policies.sampling import Completion, SamplingSettings, draw
+
+if TYPE_CHECKING:
+    from agent_trainers.policies.local import TokenPolicy
 
 _GROWTH: Final = 256
 """Tokens by which slots grow."""
@@ -31,10 +30,6 @@ _PREFILL_TOKENS: Final = 16_384
 """Tokens of a prefill batch."""
 _SPAN: Final = 3
 """Largest ratio of decoded slots, including idle ones in between, to those in use."""
-
-Prompt = Callable[[GenerationRequest], list[int] | None]
-Finish = Callable[[list[int], Completion | None], Generation]
-ModelContext = Callable[[], AbstractContextManager[Any]]
 
 
 def can_serve(model: Any, settings: SamplingSettings) -> bool:
@@ -72,15 +67,13 @@ class SlotCache:
 
     def reserve(self, num_slots: int, capacity: int) -> None:
         """Grow to this size, keeping the content."""
-        if num_slots <= self.num_slots and capacity <= self.capacity:
-            return
-        self.num_slots = max(num_slots, self.num_slots)
-        self.capacity = max(-(-capacity // _GROWTH) * _GROWTH, self.capacity)
-        for layer, stored in self._layers.items():
-            grown = [self._empty(tensor) for tensor in stored]
-            for new, old in zip(grown, stored, strict=True):
-                new[: old.size(0), :, : old.size(2)] = old
-            self._layers[layer] = (grown[0], grown[1])
+        num_slots = max(num_slots, self.num_slots)
+        capacity = max(-(-capacity // _GROWTH) * _GROWTH, self.capacity)
+        added = (0, 0, 0, capacity - self.capacity, 0, 0, 0, num_slots - self.num_slots)
+        if any(added):
+            for layer, (keys, values) in self._layers.items():
+                self._layers[layer] = (pad(keys, added), pad(values, added))
+        self.num_slots, self.capacity = num_slots, capacity
 
     def set_write_positions(
         self, slots: Sequence[int], positions: torch.Tensor, width: int
@@ -97,7 +90,11 @@ class SlotCache:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Store (B, H, T, D) and return the content of the slots, (B, H, width, D)."""
         if layer not in self._layers:
-            self._layers[layer] = (self._empty(keys), self._empty(values))
+            size = (self.num_slots, keys.size(1), self.capacity)
+            self._layers[layer] = (
+                keys.new_zeros(*size, keys.size(3)),
+                values.new_zeros(*size, values.size(3)),
+            )
         rows = self._slots[:, None]  # (B, 1)
         for stored, new in zip(self._layers[layer], (keys, values), strict=True):
             stored[rows, :, self._positions] = new.transpose(1, 2)  # (B, T, H, D)
@@ -105,7 +102,6 @@ class SlotCache:
         return found[0], found[1]
 
     def copy(self, source: int, targets: Sequence[int], length: int) -> None:
-        """Copy the first `length` tokens of a slot to others."""
         for stored in self._layers.values():
             for tensor in stored:
                 tensor[list(targets), :, :length] = tensor[source, :, :length]
@@ -113,9 +109,6 @@ class SlotCache:
     def get_seq_length(self, *_: Any) -> int:
         """Return 0: positions are always explicit."""
         return 0
-
-    def _empty(self, like: torch.Tensor) -> torch.Tensor:
-        return like.new_zeros(self.num_slots, like.size(1), self.capacity, like.size(3))
 
 
 @dataclass(slots=True)
@@ -140,21 +133,12 @@ class _Turn:
 class SlotStream(GenerationStream):
     """A batch of at most `max_slots` episodes that changes token by token."""
 
-    def __init__(
-        self,
-        model_context: ModelContext,
-        prompt: Prompt,
-        finish: Finish,
-        settings: SamplingSettings,
-        *,
-        max_slots: int,
-    ) -> None:
-        """Enter the model's context, which lasts for one rollout."""
+    def __init__(self, policy: "TokenPolicy", model: AbstractContextManager[Any]) -> None:
+        """Enter the context `model`, which lasts for one rollout."""
         super().__init__()
         self._context = ExitStack()
-        self._model = self._context.enter_context(model_context())
-        self._prompt, self._finish, self._settings = prompt, finish, settings
-        self._max_slots = max_slots
+        self._model = self._context.enter_context(model)
+        self._policy, self._settings = policy, policy.settings
         self._cache = SlotCache()
         self._free: list[int] = []
         self._stored: dict[int, tuple[int, list[int]]] = {}  # by episode: slot, tokens in it
@@ -167,7 +151,6 @@ class SlotStream(GenerationStream):
         return bool(self._waiting or self._prefilling or self._decoding)
 
     def add(self, key: int, request: GenerationRequest) -> None:
-        """Add a request; an idle episode keeps its slot if it still has it."""
         super().add(key, request)
         self._idle.pop(key, None)
 
@@ -178,7 +161,6 @@ class SlotStream(GenerationStream):
             self._free.append(self._stored.pop(key)[0])
 
     def mark_idle(self, key: int) -> None:
-        """Allow the slot of episode `key` to be reclaimed if there is no free one."""
         if key in self._stored:
             self._idle[key] = None
 
@@ -201,14 +183,14 @@ class SlotStream(GenerationStream):
         """Assign slots to pending requests; return those whose state does not fit."""
         ready: list[StreamedResult] = []
         for key, request in list(self._waiting.items()):
-            if key not in self._stored and len(self._stored) >= self._max_slots:
+            if key not in self._stored and len(self._stored) >= self._policy.max_slots:
                 if not self._idle:
                     continue
                 self.drop(next(iter(self._idle)))
             del self._waiting[key]
-            prompt = self._prompt(request)
+            prompt = self._policy.encode(request)
             if prompt is None:
-                ready.append((key, self._finish([], None)))
+                ready.append((key, self._policy.generation([], None)))
                 continue
             slot, tokens = self._stored.get(key) or (None, [])
             if slot is None:
@@ -253,7 +235,6 @@ class SlotStream(GenerationStream):
         self._prefilling = {}
 
     def _decode(self) -> None:
-        """Draw one more token for each turn."""
         turns = sorted(self._decoding.values(), key=lambda turn: turn.slot)
         slots = [turn.slot for turn in turns]
         starts = dict.fromkeys(slots, 0)
@@ -286,8 +267,8 @@ class SlotStream(GenerationStream):
         """Run tokens from positions `starts` of their slots on; return logits (B, 1, V)."""
         device, dtype = self._model.device, self._model.dtype
         longest = max(map(len, tokens))
-        pad, trash = self._settings.pad_token_id, self._cache.capacity - 1
-        input_ids = [[*ids, *[pad] * (longest - len(ids))] for ids in tokens]
+        unused, trash = self._settings.pad_token_id, self._cache.capacity - 1
+        input_ids = [[*ids, *[unused] * (longest - len(ids))] for ids in tokens]
         ends = [start + len(ids) for start, ids in zip(starts, tokens, strict=True)]
         positions = torch.tensor(  # (B, T); padding goes to the last, unused position
             [
@@ -325,5 +306,5 @@ class SlotStream(GenerationStream):
                 self._stored[key] = (turn.slot, [*turn.prompt, *turn.token_ids[:-1]])
                 logprobs = np.array(turn.logprobs, np.float32)
                 completion = Completion(token_ids=turn.token_ids, logprobs=logprobs)
-                ready.append((key, self._finish(turn.prompt, completion)))
+                ready.append((key, self._policy.generation(turn.prompt, completion)))
         return ready

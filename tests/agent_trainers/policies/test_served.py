@@ -120,15 +120,20 @@ def test_the_key_comes_from_the_environment_and_is_in_no_error_and_no_log(monkey
         OpenAIPolicy(base_url="http://localhost/v1", model="m", api_key_env="MY_KEY")
 
 
-def test_requests_run_concurrently_up_to_the_limit_and_in_order():
+def test_requests_run_concurrently_up_to_the_limit():
     def reply(body, _):
         answer = says(body["messages"][-1]["content"])
         answer.seconds = 0.05
         return answer
 
-    asked = [request([{"role": "user", "content": str(i)}]) for i in range(9)]
-    generations, server = ask(reply, *asked, max_concurrency=3)
-    assert [generation.text for generation in generations] == [str(i) for i in range(9)]
+    with chat_server(reply) as server:
+        stream = OpenAIPolicy(base_url=server.url, model="m", max_concurrency=3).open_stream()
+        for i in range(9):
+            stream.add(i, request([{"role": "user", "content": str(i)}]))
+        said = {}
+        while stream.has_requests:
+            said |= {key: generation.text for key, generation in stream.advance()}
+    assert said == {i: str(i) for i in range(9)}
     assert server.max_active == 3
 
 
