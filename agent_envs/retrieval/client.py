@@ -105,15 +105,8 @@ def _read_hits(data: bytes, top_k: int) -> list[Hit]:
     try:
         (found,) = json.loads(data)["result"]
         return [_read_hit(found[rank], rank) for rank in range(min(top_k, len(found)))]
-    except (
-        ValueError,
-        TypeError,
-        LookupError,
-        AttributeError,
-        ArithmeticError,
-        RecursionError,
-    ) as e:
-        raise ValueError(f"invalid answer: {data[:200]!r} ({type(e).__name__}: {e})") from e
+    except Exception as error:  # whatever foreign data may cause
+        raise ValueError(f"invalid answer: {data[:200]!r} ({error!r})") from error
 
 
 def _read_hit(hit: Any, rank: int) -> Hit:

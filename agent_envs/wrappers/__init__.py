@@ -1,8 +1,8 @@
 """Gymnasium wrappers."""
 
-from agent_envs.wrappers.actions import MenuActions
 from agent_envs.wrappers.observations import (
     ConversationObservation,
+    MenuActions,
     TokenObservation,
     render_messages,
 )

@@ -1,13 +1,15 @@
-"""The whole state as the observation, for libraries that ignore `info`.
+"""States as observations and actions as numbers, for libraries that ignore `info` or write no text.
 
 The observation of a `ToolEnv` is its last reply; the state is ``info["messages"]``. With
 `ConversationObservation` the observation is the state, as text, and with `TokenObservation` around
-that an array of token ids.
+that an array of token ids. `MenuActions` makes the index of a text the action. With all three both
+sides are numbers, as Stable-Baselines3 and CleanRL need them.
 """
 
 import json
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import gymnasium as gym
 import numpy as np
@@ -19,7 +21,10 @@ from agent_envs.core.spaces import UnicodeText
 from agent_envs.errors import ConfigurationError
 
 Render = Callable[[Sequence[Message]], str]
-Tokens = npt.NDArray[np.int64]
+Menu = Callable[[dict[str, Any]], Sequence[str]]
+
+NO_CHOICE: Final = ""
+"""The action of a number without a text: a mistake, to which the environment replies."""
 
 
 def render_messages(messages: Sequence[Message]) -> str:
@@ -30,7 +35,25 @@ def render_messages(messages: Sequence[Message]) -> str:
     return "\n".join(json.dumps(message, ensure_ascii=False) for message in messages)
 
 
-class ConversationObservation(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
+class _StateWrapper(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
+    @abstractmethod
+    def _observe(self, observation: Any, info: dict[str, Any]) -> Any:
+        """Return the observation of a state; `info` may be changed."""
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Start an episode; see `ToolEnv.reset`."""
+        observation, info = self.env.reset(seed=seed, options=options)
+        return self._observe(observation, info), info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Take one model turn; see `ToolEnv.step`."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        return self._observe(observation, info), reward, terminated, truncated, info
+
+
+class ConversationObservation(_StateWrapper):
     """Makes ``info["messages"]``, the state, the observation."""
 
     def __init__(self, env: gym.Env[str, str], render: Render = render_messages) -> None:
@@ -45,23 +68,11 @@ class ConversationObservation(gym.Wrapper[str, str, str, str], RecordConstructor
         self.observation_space = UnicodeText()
         self._render = render
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[str, dict[str, Any]]:
-        """Start an episode; see `ToolEnv.reset`."""
-        _, info = self.env.reset(seed=seed, options=options)
-        return self._observe(info), info
-
-    def step(self, action: str) -> tuple[str, Any, bool, bool, dict[str, Any]]:
-        """Take one model turn; see `ToolEnv.step`."""
-        _, reward, terminated, truncated, info = self.env.step(action)
-        return self._observe(info), reward, terminated, truncated, info
-
-    def _observe(self, info: dict[str, Any]) -> str:
+    def _observe(self, observation: Any, info: dict[str, Any]) -> str:
         return self._render(info["messages"])
 
 
-class TokenObservation(gym.Wrapper[Any, str, str, str], RecordConstructorArgs):
+class TokenObservation(_StateWrapper):
     """Encodes text observations as an array of token ids of fixed length.
 
     Shorter ones are padded at the end; of longer ones the last tokens are kept, and
@@ -100,27 +111,55 @@ class TokenObservation(gym.Wrapper[Any, str, str, str], RecordConstructorArgs):
         self._max_length, self._pad_id = max_length, pad_id
         self.observation_space = gym.spaces.Box(0, size - 1, (max_length,), np.int64)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Tokens, dict[str, Any]]:
-        """Start an episode; see `ToolEnv.reset`."""
-        observation, info = self.env.reset(seed=seed, options=options)
-        return self._tokens(observation, info), info
-
-    def step(self, action: str) -> tuple[Tokens, Any, bool, bool, dict[str, Any]]:
-        """Take one model turn; see `ToolEnv.step`."""
-        observation, reward, terminated, truncated, info = self.env.step(action)
-        return self._tokens(observation, info), reward, terminated, truncated, info
-
-    def _tokens(self, text: str, info: dict[str, Any]) -> Tokens:
+    def _observe(self, observation: Any, info: dict[str, Any]) -> npt.NDArray[np.int64]:
         if self._is_tokenizer:
             options = {"add_special_tokens": False, "split_special_tokens": True}
-            ids = self._encode(text, **options)["input_ids"]
+            ids = self._encode(observation, **options)["input_ids"]
         else:
-            ids = list(self._encode(text))
+            ids = list(self._encode(observation))
         tokens = np.full(self._max_length, self._pad_id, np.int64)
         kept = np.asarray(ids, np.int64)[-self._max_length :]
         tokens[: len(kept)] = kept
         if num_cut := len(ids) - len(kept):
             info["num_cut_tokens"] = num_cut
         return tokens
+
+
+class MenuActions(_StateWrapper):
+    """Makes the index of a text in a menu the action.
+
+    ``info["menu"]`` holds the texts and ``info["action_mask"]``, shape (size,), int8, the valid
+    indices; `action_masks` returns the mask as booleans, for sb3-contrib's MaskablePPO. An invalid
+    index is an empty action.
+    """
+
+    def __init__(self, env: gym.Env[Any, str], menu: Sequence[str] | Menu, *, size: int) -> None:
+        """Wrap `env`.
+
+        Args:
+            env: An environment whose actions are text.
+            menu: The texts, or a function of the state's `info` that returns them.
+            size: The number of actions; texts beyond it are left out.
+        """
+        RecordConstructorArgs.__init__(self, menu=menu, size=size)
+        super().__init__(env)
+        self._menu, self._size = menu, size
+        self._choices: list[str] = []
+        self.action_space = gym.spaces.Discrete(size)
+
+    def step(self, action: np.int64) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Take the turn with index `action`."""
+        if not isinstance(action, int | np.integer) or not 0 <= action < self._size:
+            raise ConfigurationError(f"An action is 0 to {self._size - 1}, not {action!r}.")
+        text = self._choices[int(action)] if int(action) < len(self._choices) else NO_CHOICE
+        return super().step(text)
+
+    def action_masks(self) -> npt.NDArray[np.bool_]:
+        """Return the valid indices of this state, shape (size,)."""
+        return np.arange(self._size) < len(self._choices)
+
+    def _observe(self, observation: Any, info: dict[str, Any]) -> Any:
+        choices = self._menu(info) if callable(self._menu) else self._menu
+        self._choices = list(choices)[: self._size]
+        info |= {"menu": list(self._choices), "action_mask": self.action_masks().astype(np.int8)}
+        return observation
