@@ -53,8 +53,8 @@ class RetrievalClient:
             self.search("", 1)
         except ToolError as error:
             raise DataError(
-                f"{self.url} does not answer as a retrieval server ({error.__cause__}). Start one "
-                "with `python -m agent_envs.retrieval serve INDEX`, or pass another retriever=."
+                f"{self.url} does not answer as a retrieval server ({error.__cause__}). Start one, "
+                "such as Search-R1's, or pass another retriever=."
             ) from error
 
     def search(self, query: str, top_k: int) -> list[Hit]:
