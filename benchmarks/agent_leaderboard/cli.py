@@ -81,12 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("--reference", choices=["published"], help=text)
     text = "time limit; %(default)g minutes by default"
     verify.add_argument("--max_minutes", type=float, default=60.0, help=text)
-    report = add("report", _report, "write leaderboard.md and .html", "run", data=True)
-    text = "also write a page with the text of licensed data sets, not to be published"
-    report.add_argument("--text", action="store_true", help=text)
-    compare = add("compare", _compare, "compare two agents on the same tasks", "run")
-    compare.add_argument("agent_a")
-    compare.add_argument("agent_b")
+    add("report", _report, "write leaderboard.md and .html", "run", data=True)
     text = "verify a run, and write the folder and the text of a pull request"
     submit = add("submit", _submit, text, "run", data=True, jobs=2)
     submit.add_argument("--output", type=Path, default=Path("submissions"), help="folder for both")
@@ -166,20 +161,13 @@ def _verify(options: argparse.Namespace) -> None:
 
 
 def _report(options: argparse.Namespace) -> None:
-    _write_and_print(options.run, options.data, text=options.text)
+    _write_and_print(options.run, options.data)
 
 
-def _write_and_print(run: Path, data: Path | None, *, text: bool = False) -> None:
-    from agent_leaderboard.report.tables import print_table, write_reports
+def _write_and_print(run: Path, data: Path | None) -> None:
+    from agent_leaderboard.report.tables import write_reports
 
-    write_reports(run, data, text=text)
-    print_table(run)
-
-
-def _compare(options: argparse.Namespace) -> None:
-    from agent_leaderboard.report.tables import print_comparison
-
-    print_comparison(options.run, options.agent_a, options.agent_b)
+    print(write_reports(run, data))  # noqa: T201
 
 
 def _submit(options: argparse.Namespace) -> None:
@@ -193,8 +181,8 @@ def _submit(options: argparse.Namespace) -> None:
 
 
 def _merge(options: argparse.Namespace) -> None:
+    from agent_leaderboard.entries.entry import merge
     from agent_leaderboard.verify.contained import verify
-    from agent_leaderboard.verify.merging import merge
 
     merge(options.output, options.runs, options.data, verify, jobs=options.jobs)
     _write_and_print(options.output, options.data)

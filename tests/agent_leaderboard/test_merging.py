@@ -6,12 +6,12 @@ import shutil
 import pytest
 
 from agent_envs.errors import ConfigurationError, DataError
+from agent_leaderboard.entries import entry
 from agent_leaderboard.play.config import load_configs
 from agent_leaderboard.play.run import run
 from agent_leaderboard.records.manifest import LeftOut
 from agent_leaderboard.records.results import read_run, write_run
 from agent_leaderboard.report.board import summarise
-from agent_leaderboard.verify import merging
 from agent_leaderboard.verify.verify import check_run as verify
 from tests.agent_leaderboard.runs import (
     CONFIG,
@@ -27,7 +27,7 @@ MINE = CONFIG.partition("agents:")[0] + "agents: [{name: mine, kind: random}]\n"
 
 def merge(output, folders, data=None):
     """Merge without the child process, which `test_contained` covers."""
-    return merging.merge(output, folders, data, verify)
+    return entry.merge(output, folders, data, verify)
 
 
 def test_a_single_run_stays_unchanged(small_run, small_data, tmp_path):
@@ -87,12 +87,12 @@ def test_a_run_with_another_measure_or_another_agent_of_a_name_is_refused(
 ):
     run = read_run(small_run)
     with pytest.raises(DataError, match=f"two: does not fit one: .*{message}"):
-        merging.merge_runs({"one": run, "two": changed(run, **changes)})
+        entry.merge_runs({"one": run, "two": changed(run, **changes)})
     own = changed(run)
     other = [dataclasses.replace(one, calls=7) for one in own.results["table", "random"]]
     acting = dataclasses.replace(own, results={("table", "random"): other})
     with pytest.raises(DataError, match="agent 'random': acts otherwise on table"):
-        merging.merge_runs({"one": run, "two": acting})
+        entry.merge_runs({"one": run, "two": acting})
 
 
 def test_a_forged_run_and_one_that_cannot_be_replayed_are_refused(
@@ -110,13 +110,13 @@ def test_a_forged_run_and_one_that_cannot_be_replayed_are_refused(
 
 def test_only_a_complete_and_unchanged_run_is_copied(copy, tmp_path):
     replace_text(copy / "tasks.json", "hotpotqa", "hotpotqb", hide=False)
-    with pytest.raises(DataError, match=r"a file does not match checksums\.json"):
-        merging.copy_run(copy, tmp_path / "a")
+    with pytest.raises(DataError, match="the run has 30"):
+        merge(tmp_path / "merged", [copy])
     (copy / "checksums.json").unlink()
-    with pytest.raises(DataError, match="the run is not complete"):
-        merging.copy_run(copy, tmp_path / "a")
+    with pytest.raises(DataError, match=r"checksums\.json: cannot be read"):
+        entry.copy_run(copy, tmp_path / "a")
     outside = shutil.move(copy / "results.parquet", tmp_path / "outside")
     (copy / "results.parquet").symlink_to(outside)
     with pytest.raises(DataError, match=r"results\.parquet: is not a regular file"):
-        merging.copy_run(copy, tmp_path / "a")
+        entry.copy_run(copy, tmp_path / "a")
     assert not (tmp_path / "a").exists()

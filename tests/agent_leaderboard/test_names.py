@@ -5,11 +5,11 @@ import dataclasses
 import pytest
 
 from agent_envs.errors import ConfigurationError, DataError
+from agent_leaderboard.entries.entry import merge_runs
 from agent_leaderboard.play.config import load_configs
 from agent_leaderboard.records.names import misleading_names, skeleton, why_unclear
 from agent_leaderboard.records.results import Run, read_run
 from agent_leaderboard.verify.claims import check_names, taken_names
-from agent_leaderboard.verify.merging import merge_runs
 from tests.agent_leaderboard.runs import CONFIG, write_config
 
 UNCLEAR = {

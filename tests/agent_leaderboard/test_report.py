@@ -1,4 +1,4 @@
-"""Reports: Markdown, CSV, terminal, and what the web page may contain."""
+"""Reports: Markdown, and what the web page may contain."""
 
 import json
 import re
@@ -7,14 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from agent_envs.errors import ConfigurationError, UnknownNameError
 from agent_leaderboard.report.board import summarise
-from agent_leaderboard.report.tables import (
-    make_markdown,
-    print_comparison,
-    print_table,
-    write_reports,
-)
+from agent_leaderboard.report.tables import make_markdown, write_reports
 from agent_leaderboard.report.visible_text import markdown_cell, visible
 from tests.agent_leaderboard.runs import HOSTILE, LICENSED, PUBLIC, read_rows, write_rows
 
@@ -23,13 +17,13 @@ QUESTION = "In which country was the director of Red Harbor born?"
 
 @pytest.fixture(scope="module")
 def reported(tmp_path_factory, run_folder, data_folder):
-    """A run folder with its reports, the one with licensed text included."""
+    """A run folder with its reports."""
     folder = tmp_path_factory.mktemp("reported") / "run"
     shutil.copytree(run_folder, folder)
     rows, own = read_rows(folder, PUBLIC, "oracle")
     own[-1]["rewards"][0] += 0.5
     write_rows(folder, rows)
-    write_reports(folder, data_folder, text=True)
+    write_reports(folder, data_folder)
     return folder
 
 
@@ -74,20 +68,7 @@ def test_invisible_characters_are_spelled_out_and_markup_is_escaped():
     assert markdown_cell("a|b\n<i>*") == "a\\|b \\<i\\>\\*"
 
 
-def test_the_terminal_shows_a_table_and_a_comparison(run_folder, capsys):
-    print_table(run_folder)
-    text = capsys.readouterr().out
-    assert re.search(r"multi-hop \(own +some +=1 +37\.5 \[\d+\.\d, \d+\.\d\] +0\.45 ", text)
-    assert "\u202e" not in text
-    print_comparison(run_folder, "best", "some")
-    text = capsys.readouterr().out
-    assert re.search(r"multi-hop +\+62\.5 +\+\d+\.\d to \+\d+\.\d +5 +3 +0 ", text)
-    assert "0.062" in text  # sign test: 2 / 2**5
-    with pytest.raises(UnknownNameError, match="Did you mean 'best'"):
-        print_comparison(run_folder, "bets", "some")
-
-
-def test_licensed_text_is_not_on_the_public_page(reported, public, run_folder):
+def test_licensed_text_is_not_on_the_page(reported, public):
     html = (reported / "leaderboard.html").read_text()
     assert QUESTION not in html
     assert "Ada Holm was born in Norway" not in html
@@ -95,11 +76,6 @@ def test_licensed_text_is_not_on_the_public_page(reported, public, run_folder):
         assert episode["question"] is episode["answers"] is None
         assert "is not published" in episode["note"]
         assert all(step["observation"] is None for step in episode["steps"])
-    private = payload(reported / "leaderboard_with_text.html")["episodes"][f"{LICENSED}/oracle"]
-    assert any(QUESTION in one["question"] for one in private)
-    assert private[0]["answers"] == ["Norway"]
-    with pytest.raises(ConfigurationError, match="give --data DIR with --text"):
-        write_reports(run_folder, text=True)
 
 
 def test_generated_environments_show_everything(public):

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from agent_envs.errors import DataError, MissingExtraError
 from agent_leaderboard.play.config import load_configs
 from agent_leaderboard.play.environments import DATA_PACKAGES, data_files, data_path, reads_data
-from agent_leaderboard.play.episodes import _error
-from agent_leaderboard.play.replay import Replayer
+from agent_leaderboard.play.episodes import Replayer, _error
 from agent_leaderboard.play.run import run
 from agent_leaderboard.records.manifest import EnvironmentRecord
 from agent_leaderboard.records.results import episode_seed, read_run
@@ -158,7 +157,9 @@ def test_answers_cannot_be_counted_or_compared_across_agents_and_runs(tmp_path, 
             tasks = {entry.task: entry for entry in found.tasks["hotpotqa"]}
             replayer = Replayer(manifest.environment("hotpotqa"), manifest.agent(name),
                                 manifest.protocol, small_data)  # fmt: skip
-            assert {t for one in results for t in replayer.open(one, tasks[one.task])[0]} == {YES}
+            assert {
+                t for one in results for t in replayer.replay(one, tasks[one.task]).actions
+            } == {YES}
     assert len(seen) == 4 * 4  # agents, episodes
     assert set(seen.values()) == {1}
     assert len(set(map(len, seen))) == 1

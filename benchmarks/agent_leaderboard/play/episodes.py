@@ -1,4 +1,4 @@
-"""Running a chunk of episodes at once.
+"""Running chunks of episodes, and replaying recorded ones.
 
 A run resumes at the beginning of a chunk, so that the same episodes are in the same batches and a
 model agent writes the same actions.
@@ -14,8 +14,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from agent_leaderboard.agents.agent import Agent, MakeEnv, PlayedEpisode, build_agent
-from agent_leaderboard.play.environments import environment_seal
+from agent_envs.core.replay import ReplayedStep, replay
+from agent_leaderboard.agents.agent import Agent, MakeEnv, PlayedEpisode, build_agent, tool_env
+from agent_leaderboard.play.environments import environment_seal, recorded_environment
+from agent_leaderboard.play.tasks import task_entry
 from agent_leaderboard.records.manifest import AgentRecord, EnvironmentRecord, Protocol
 from agent_leaderboard.records.results import EpisodeResult, TaskEntry, episode_seed
 from agent_leaderboard.records.sealing import Seal, episode_place
@@ -121,14 +123,15 @@ def _result(
         seconds=round(sum(sum(attempt.timings.values()) for attempt in attempts), 4),
         actions=actions,
         rewards=[float(step.reward) for step in steps],
-        reward_terms=[_floats(step.reward_terms) for step in steps],
+        reward_terms=[as_floats(step.reward_terms) for step in steps],
         errors=[step.info.get("action", {}).get("error") for step in steps],
-        metrics=_floats(trajectory.metrics),
+        metrics=as_floats(trajectory.metrics),
         attempts=others,
     )
 
 
-def _floats(values: Mapping[str, Any]) -> dict[str, float]:
+def as_floats(values: Mapping[str, Any]) -> dict[str, float]:
+    """Return values as they are recorded."""
     return {name: float(value) for name, value in values.items()}
 
 
@@ -142,3 +145,67 @@ def _error(trajectory: Trajectory, seal: Seal) -> str:
         return next(reversed(_EXCEPTION.findall(text)), reason)
     last = text.splitlines()[-1] if text else reason
     return last.encode("utf-8", "backslashreplace").decode()
+
+
+# Replay
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayedEpisode:
+    """A replayed episode, with the text that results leave out."""
+
+    entry: TaskEntry
+    """The task as the environment gives it."""
+    question: str
+    answers: tuple[str, ...]
+    """Gold answers."""
+    actions: Sequence[str]
+    attempts: Sequence[Sequence[str]]
+    """Actions of each other attempt."""
+    steps: Sequence[ReplayedStep]
+    """The step of each action."""
+    last: ReplayedStep
+    """The last step, or the reset."""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Metrics of the episode."""
+        return as_floats(self.last.info.get("metrics", {}))
+
+
+class Replayer:
+    """Replays episodes of one agent in one environment."""
+
+    def __init__(
+        self,
+        environment: EnvironmentRecord,
+        agent: AgentRecord,
+        protocol: Protocol,
+        data: Path | None,
+    ) -> None:
+        """Make the environment, with the agent's tool format, if it is allowed."""
+        self._records = environment, agent
+        self._protocol = protocol
+        self._seal = environment_seal(environment, data)
+        self._env = recorded_environment(environment, agent.tool_format, data)()
+
+    def replay(self, result: EpisodeResult, entry: TaskEntry) -> ReplayedEpisode:
+        """Decrypt and replay the actions of an episode."""
+        seed = episode_seed(self._protocol, result.task, result.sample)
+        place = episode_place(*self._records, task=entry.sha256, sample=result.sample, seed=seed)
+        actions, *attempts = self._seal.open([result.actions, *result.attempts], place)
+        first, *steps = replay(self._env, seed, result.task, actions)
+        task = tool_env(self._env).task
+        return ReplayedEpisode(
+            entry=task_entry(result.task, task, self._seal),
+            question=first.observation,
+            answers=task.answers,
+            actions=actions,
+            attempts=attempts,
+            steps=steps,
+            last=steps[-1] if steps else first,
+        )
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._env.close()

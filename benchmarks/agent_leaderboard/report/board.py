@@ -7,8 +7,9 @@ its rank, a row does not depend on other agents.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from statistics import fmean
 from typing import Any, Final
 
@@ -50,6 +51,8 @@ RANK_RULE: Final = (
 )
 MAX_LABEL_VALUES: Final = 12
 """A label with more values is an identifier, not a group of tasks."""
+Scores = dict[int, list[float]]
+"""Score of each episode, by task."""
 _COSTS: Final = ("calls", "prompt_tokens", "completion_tokens", "seconds", "money")
 
 
@@ -78,20 +81,17 @@ class Board:
         return [record.slug for record in self.run.manifest.agents]
 
 
-def comparisons(
-    board: Board, keys: Iterable[tuple[str, str, str]]
-) -> dict[tuple[str, str, str], tuple[Comparison, float]]:
-    """Compare two agents in each environment of `keys`, on the tasks that both ran.
+def comparisons(board: Board, slug: str) -> dict[Cell, tuple[Comparison, float]]:
+    """Compare each pair of agents in an environment, on the tasks that both ran.
 
     P-values are corrected by Holm over all of them.
     """
-    none: Mapping[str, Any] = {"scores": {}}
+    scores = {agent: cell["scores"] for (one, agent), cell in board.cells.items() if one == slug}
     found = {
-        (slug, one, other): comparison
-        for slug, one, other in keys
-        if (comparison := compare(*(board.cells.get((slug, agent), none)["scores"]
-                                    for agent in (one, other))))
-    }  # fmt: skip
+        pair: comparison
+        for pair in combinations((agent for agent in board.agents if agent in scores), 2)
+        if (comparison := compare(*(scores[agent] for agent in pair)))
+    }
     adjusted = holm([comparison.p_value for comparison in found.values()])
     return dict(zip(found, zip(found.values(), adjusted, strict=True), strict=True))
 
@@ -163,9 +163,13 @@ def counted(results: Sequence[EpisodeResult]) -> list[EpisodeResult]:
 
 def _statistics(every: Sequence[EpisodeResult], entries: Sequence[TaskEntry]) -> dict[str, Any]:
     """Return what a board says of them; means are exactly rounded: the same on every machine."""
-    results = counted(every)
-    by_task = _by_task(results)
-    most = min(map(len, by_task.values()))
+    results = sorted(counted(every), key=lambda one: one.task)
+    wins: Scores = {}
+    returns: Scores = {}
+    for one in results:
+        wins.setdefault(one.task, []).append(one.success and one.is_scored)
+        returns.setdefault(one.task, []).append(one.return_)
+    most = min(map(len, wins.values()))
     sizes = sorted({2**i for i in range(most.bit_length())} | {most})
     costs: dict[str, list[Any]] = {name: [getattr(one, name) for one in every] for name in _COSTS}
     costs["tokens"] = [one.prompt_tokens + one.completion_tokens for one in every]
@@ -180,15 +184,18 @@ def _statistics(every: Sequence[EpisodeResult], entries: Sequence[TaskEntry]) ->
         "is_leading": False,  # whether the rank is the first, and not every agent's
         "num_episodes": len(results),  # that count
         "num_faults": sum(not one.is_scored for one in every),
-        "scores": {task: fmean(map(_is_won, own)) for task, own in by_task.items()},
-        "success": _success(results),
-        "return": fmean(fmean(one.return_ for one in own) for own in by_task.values()),
+        "scores": {task: fmean(own) for task, own in wins.items()},
+        "success": _success(wins),
+        "return": fmean(map(fmean, returns.values())),
         "turns": fmean(len(one.actions) for one in results),
         # A failed episode has costs, too.
         **{name: None if None in own else fmean(own) for name, own in costs.items()},
-        "pass_at": {k: _mean_pass(pass_at_k, by_task, k) for k in sizes},
-        "pass_hat": {k: _mean_pass(pass_hat_k, by_task, k) for k in sizes},
-        "groups": list(_groups(results, entries)),
+        **{
+            name: {k: fmean(estimate(len(own), int(sum(own)), k) for own in wins.values())
+                   for k in sizes}
+            for name, estimate in (("pass_at", pass_at_k), ("pass_hat", pass_hat_k))
+        },
+        "groups": list(_groups(wins, entries)),
         "reward_terms": {
             name: fmean(sum(step.get(name, 0.0) for step in one.reward_terms) for one in results)
             for name in terms
@@ -202,43 +209,25 @@ def _statistics(every: Sequence[EpisodeResult], entries: Sequence[TaskEntry]) ->
             name: fmean(one.metrics[name] for one in results if name in one.metrics)
             for name in metrics
         },
-    }
+    }  # fmt: skip
 
 
-def _is_won(one: EpisodeResult) -> bool:
-    return one.success and one.is_scored
+def _success(wins: Scores) -> Interval:
+    return share_interval([fmean(own) for own in wins.values()], sum(map(len, wins.values())))
 
 
-def _by_task(results: Sequence[EpisodeResult]) -> dict[int, list[EpisodeResult]]:
-    found: dict[int, list[EpisodeResult]] = {}
-    for one in sorted(results, key=lambda one: one.task):
-        found.setdefault(one.task, []).append(one)
-    return found
-
-
-def _success(results: Sequence[EpisodeResult]) -> Interval:
-    shares = [fmean(map(_is_won, own)) for own in _by_task(results).values()]
-    return share_interval(shares, len(results))
-
-
-def _mean_pass(
-    estimate: Callable[[int, int, int], float], by_task: Mapping[int, list[EpisodeResult]], k: int
-) -> float:
-    return fmean(estimate(len(own), sum(map(_is_won, own)), k) for own in by_task.values())
-
-
-def _groups(
-    results: Sequence[EpisodeResult], entries: Sequence[TaskEntry]
-) -> Iterator[tuple[str, str, Interval]]:
+def _groups(wins: Scores, entries: Sequence[TaskEntry]) -> Iterator[tuple[str, str, Interval]]:
     """Yield the success of each group of tasks; numbers sort by value, before words."""
     for label in sorted({name for entry in entries for name in entry.labels}):
-        known = {entry.task: str(entry.labels.get(label, "")) for entry in entries}
-        values = {known[one.task] for one in results} - {""}
-        for value in sorted(
-            values, key=lambda v: (not v.isdecimal(), int(v) if v.isdecimal() else 0, v)
-        ):
-            if 1 < len(values) <= MAX_LABEL_VALUES:
-                yield label, value, _success([one for one in results if known[one.task] == value])
+        groups: dict[str, Scores] = {}
+        for entry in entries:
+            if entry.task in wins and (value := str(entry.labels.get(label, ""))):
+                groups.setdefault(value, {})[entry.task] = wins[entry.task]
+        if 1 < len(groups) <= MAX_LABEL_VALUES:
+            for value in sorted(
+                groups, key=lambda v: (0, int(v), "") if v.isdecimal() else (1, 0, v)
+            ):
+                yield label, value, _success(groups[value])
 
 
 # Ranks

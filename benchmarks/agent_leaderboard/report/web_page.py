@@ -1,38 +1,35 @@
 """The leaderboard as one web page without network requests or other files.
 
 Results contain actions and scores only; other text is found by replay, and shown where it may be
-published: in environments that generate their own tasks, or on request. Untrusted text (names,
-actions, tool results) never becomes markup: the template escapes it, the script sets it as text,
-and a content security policy allows only the page's own script.
+published: in environments that generate their own tasks. Untrusted text (names, actions, tool
+results) never becomes markup: the template escapes it, the script sets it as text, and a content
+security policy allows only the page's own script.
 """
 
 import base64
 import dataclasses
 import hashlib
-import importlib.resources
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-import jinja2
 from tqdm.auto import tqdm
 
 from agent_envs.errors import DataError
-from agent_envs.scoring.statistics import CONFIDENCE, Interval, p_value_text
-from agent_leaderboard.play.replay import ReplayedEpisode, Replayer
+from agent_envs.scoring.statistics import Interval
+from agent_leaderboard.play.episodes import ReplayedEpisode, Replayer
 from agent_leaderboard.records.results import Cell, EpisodeResult, Run, episode_seed
 from agent_leaderboard.records.sealing import MARK
 from agent_leaderboard.report.board import (
-    FAULT_RULE,
-    RANK_RULE,
     Board,
     comparisons,
     is_upper_bound,
     shown_name,
     under_attack,
 )
+from agent_leaderboard.report.tables import render
 from agent_leaderboard.report.visible_text import visible
 
 MAX_EPISODES: Final = 20
@@ -42,28 +39,13 @@ MAX_EPISODES_IN_ALL: Final = 2_500
 MAX_TEXT_CHARS: Final = 2_000
 """Longer texts are cut."""
 FAILURES_PER_SUCCESS: Final = 3
-TEXT_IS_LICENSED: Final = (
-    "The text of this data set is not published here. To see it, run report with --data and --text "
-    "on a machine that has the data."
-)
+TEXT_IS_LICENSED: Final = "The text of this data set is not published here."
 
 
-def make_page(board: Board, data: Path | None, *, with_licensed_text: bool) -> str:
+def make_page(board: Board, data: Path | None) -> str:
     """Return the page of a board; episodes are replayed with the data folder."""
     limit = max(1, min(MAX_EPISODES, MAX_EPISODES_IN_ALL // max(1, len(board.cells))))
     manifest = board.run.manifest
-    episodes = {}
-    for cell in tqdm(board.cells, desc="episodes", leave=False):
-        with_text = manifest.environment(cell[0]).is_text_public or with_licensed_text
-        episodes["/".join(cell)] = list(
-            read_episodes(board.run, cell, data, with_text=with_text, limit=limit)
-        )
-    compared = {}
-    for slug in board.environments:
-        keys = [(slug, *pair) for pair in combinations(board.agents, 2)]
-        for key, (found, p_holm) in comparisons(board, keys).items():
-            own = dataclasses.asdict(found) | {"difference": found.difference, "p_holm": p_holm}
-            compared["/".join(key)] = own
     payload = {
         "environments": [
             {"slug": one.slug, "is_attacked": one.attack_on is not None}
@@ -79,41 +61,30 @@ def make_page(board: Board, data: Path | None, *, with_licensed_text: bool) -> s
             for slug, entries in board.run.tasks.items()
         },
         "cells": {"/".join(key): cell for key, cell in board.cells.items()},
-        "comparisons": compared,
-        "episodes": episodes,
-    }
-    return _render(board, _plain(payload), limit)
-
-
-def _render(board: Board, payload: Any, shown: int) -> str:
-    folder = importlib.resources.files("agent_leaderboard.report")
-    template, style, script = (
-        folder.joinpath(f"leaderboard.{suffix}").read_text(encoding="utf-8")
-        for suffix in ("html.jinja", "css", "js")
-    )
-    environment = jinja2.Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
-    )
-    environment.filters |= {"visible": visible, "p_value": p_value_text}
-    digest = hashlib.sha256(script.encode()).digest()
-    text = json.dumps(payload, separators=(",", ":"), allow_nan=False)  # ASCII
+        "comparisons": {
+            "/".join((slug, *pair)):
+                dataclasses.asdict(found) | {"difference": found.difference, "p_holm": p_holm}
+            for slug in board.environments
+            for pair, (found, p_holm) in comparisons(board, slug).items()
+        },
+        "episodes": {
+            "/".join(cell): list(read_episodes(board.run, cell, data, limit=limit))
+            for cell in tqdm(board.cells, desc="episodes", leave=False)
+        },
+    }  # fmt: skip
+    text = json.dumps(_plain(payload), separators=(",", ":"), allow_nan=False)  # ASCII
     for character in "<>&":  # the JSON cannot end its script element
         text = text.replace(character, f"\\u{ord(character):04x}")
-    return environment.from_string(template).render(
-        board=board,
-        manifest=board.run.manifest,
-        rank_rule=RANK_RULE,
-        fault_rule=FAULT_RULE,
-        confidence=f"{CONFIDENCE:.0%}",
-        attacked=under_attack(board),
-        is_upper_bound=is_upper_bound,
-        shown_name=shown_name,
-        shown=shown,
-        style=style,
-        script=script,
-        script_hash=base64.b64encode(digest).decode(),
-        payload=text,
+    style, script = (
+        Path(__file__).with_name(f"leaderboard.{suffix}").read_text(encoding="utf-8")
+        for suffix in ("css", "js")
     )
+    digest = hashlib.sha256(script.encode()).digest()
+    return render(
+        "leaderboard.html.jinja", board, autoescape=True, attacked=under_attack(board),
+        is_upper_bound=is_upper_bound, shown_name=shown_name, shown=limit, style=style,
+        script=script, script_hash=base64.b64encode(digest).decode(), payload=text,
+    )  # fmt: skip
 
 
 def _plain(value: Any) -> Any:
@@ -138,11 +109,11 @@ def _plain(value: Any) -> Any:
 
 
 def read_episodes(
-    run: Run, cell: Cell, data: Path | None, *, with_text: bool, limit: int
+    run: Run, cell: Cell, data: Path | None, *, limit: int
 ) -> Iterator[dict[str, Any]]:
     """Yield at most `limit` episodes of an agent in an environment, as the script reads them.
 
-    With `with_text` they are replayed; a replay may fail or differ, with other data or a newer
+    They are replayed if their text is public; a replay may fail or differ, with a newer
     environment: then a note has the reason.
     """
     manifest = run.manifest
@@ -152,10 +123,10 @@ def read_episodes(
     for result in choose(run.results[cell], limit):
         entry = entries[result.task]
         text, note = None, TEXT_IS_LICENSED
-        if with_text:
+        if environment.is_text_public:
             try:
                 replayer = replayer or Replayer(environment, agent, manifest.protocol, data)
-                text, note = replayer.replay(result, replayer.open(result, entry)[0]), ""
+                text, note = replayer.replay(result, entry), ""
                 _compare(text, result)
             except Exception as error:  # noqa: BLE001 - any environment; the note has it
                 text, note = None, f"Replay failed: {type(error).__name__}: {error}"

@@ -9,10 +9,11 @@ wrote these actions, and what they cost.
 import dataclasses
 import os
 import stat
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Final
 
@@ -25,8 +26,14 @@ from agent_leaderboard.play.environments import (
     recorded_environment,
     refused_arguments,
 )
-from agent_leaderboard.play.episodes import FAULTS, Chunk, run_episodes
-from agent_leaderboard.play.replay import ReplayedEpisode, Replayer
+from agent_leaderboard.play.episodes import (
+    FAULTS,
+    Chunk,
+    ReplayedEpisode,
+    Replayer,
+    as_floats,
+    run_episodes,
+)
 from agent_leaderboard.play.run import WORK, run_all
 from agent_leaderboard.play.tasks import complete_record
 from agent_leaderboard.records.manifest import (
@@ -51,7 +58,7 @@ from agent_leaderboard.records.results import (
     task_list_sha256,
 )
 from agent_leaderboard.report.board import MAX_UNSCORED, summarise
-from agent_leaderboard.report.tables import PAGES, REPORTS
+from agent_leaderboard.report.tables import PAGE, REPORT, make_markdown
 from agent_leaderboard.report.visible_text import visible
 from agent_leaderboard.verify.claims import check_names, check_tokens, check_usage, taken_names
 from agent_trainers.trajectory import StopReason
@@ -59,7 +66,8 @@ from agent_trainers.trajectory import StopReason
 EPISODES_PER_JOB: Final = 50
 MAX_PROBLEMS: Final = 1_000
 _MAX_SHOWN: Final = 30
-_MAX_CHARS: Final = 500
+_MAX_CHARS: Final = 1_000
+_RENDER_AGAIN: Final = "`agent-r1-bench report` writes it again"
 
 Job = tuple[Chunk, Sequence[EpisodeResult]]
 """Episodes of one agent in one environment to be replayed, and what is recorded of each."""
@@ -109,41 +117,43 @@ def check_run(
     *,
     jobs: int = 1,
     is_published: bool = False,
+    run: Run | None = None,
     prepare_worker: Callable[[], None] | None = None,
 ) -> Verification:
-    """Check a run's folder in this process; its content raises no exception.
+    """Verify a run's folder in `jobs` processes.
 
-    `jobs` processes replay, each of which calls `prepare_worker` first. Differences from the
-    measure of the published run are reported; they are wrong if the run `is_published` as part of
-    its board. `agent_leaderboard.verify.contained.verify` does the same within limits.
+    With `is_published` the measure must be that of the published run. `run` is the content of the
+    folder if it has been read. `prepare_worker` is called in each process that the verification
+    starts. `agent_leaderboard.verify.contained` does the same with limits, for runs of strangers.
     """
+    if problems := list(check_folder(folder)):
+        return Verification(problems=problems)
     try:
-        if problems := list(check_folder(folder)):
-            return Verification(problems=problems)
-        run = read_run(folder)
-        board = published()
+        run = run or read_run(folder)
         problems = [*_check_files(folder, run), *check_names(run.manifest)]
     except DataError as error:
-        return Verification(problems=[str(error).replace(f"{folder}{os.sep}", "")[:2_000]])
-    manifest = run.manifest
-    measures = {one.slug: board.measure_changes(manifest.protocol, one)
-                for one in manifest.environments}  # fmt: skip
-    own_measure = {slug: "; ".join(how) for slug, how in measures.items() if how}
+        return Verification(problems=[str(error).replace(f"{folder}{os.sep}", "")[:_MAX_CHARS]])
+    manifest, board = run.manifest, published()
+    measures = {
+        one.slug: "; ".join(board.measure_changes(manifest.protocol, one))
+        for one in manifest.environments
+    }
+    own_measure = {slug: how for slug, how in measures.items() if how}
     if is_published:
-        problems += [
-            f"{MANIFEST}, environment {slug!r}: {how}" for slug, how in own_measure.items()
-        ]
-        problems += [f"{MANIFEST}, {text}" for text in taken_names(manifest.agents, board)]
+        changes = (f"environment {slug!r}: {how}" for slug, how in own_measure.items())
+        names = taken_names(manifest.agents, board)
+        problems += [f"{MANIFEST}, {text}" for text in (*changes, *names)]
     if list(run.tasks) != list(measures):
         return Verification(problems=[*problems, f"tasks.json: other environments than {MANIFEST}"])
     problems += _check_results(run)
     not_replayed = _check_environments(run, data, problems)
     work = list(_jobs(run, not_replayed, data))
     problems += _replay(work, jobs, prepare_worker)
-    if not problems:
-        problems += _check_reports(folder, run)
+    has_report = (folder / REPORT).exists() and not problems
+    if has_report and read_text(folder / REPORT) != make_markdown(summarise(run)):
+        problems = [f"{REPORT}: differs from the results; {_RENDER_AGAIN}"]
     return Verification(
-        problems=[text[:2_000] for text in problems[:MAX_PROBLEMS]],
+        problems=[text[:_MAX_CHARS] for text in problems[:MAX_PROBLEMS]],
         num_episodes=sum(map(len, run.results.values())),
         num_replayed=sum(len(results) for _, results in work),
         not_replayed=not_replayed,
@@ -151,10 +161,9 @@ def check_run(
         on_trust=[
             *(text for agent in manifest.agents for text in _on_trust(agent, run)),
             *_holes(manifest, board, own_measure),
-            *(f"{name}: pages are not verified; `agent-r1-bench report` renders them again"
-              for name in PAGES if (folder / name).exists()),
+            *([f"{PAGE}: is not verified; {_RENDER_AGAIN}"] if (folder / PAGE).exists() else []),
         ],
-    )  # fmt: skip
+    )
 
 
 # Form
@@ -162,7 +171,6 @@ def check_run(
 
 def check_folder(run: Path) -> Iterator[str]:
     """Yield everything in a folder that is not a regular file of a run; opens nothing."""
-    known = {*FILES, *REPORTS, *PAGES}
     try:
         entries = sorted(os.scandir(run), key=lambda entry: entry.name)
     except OSError as error:
@@ -172,7 +180,7 @@ def check_folder(run: Path) -> Iterator[str]:
         status = entry.stat(follow_symlinks=False)
         if entry.name == WORK and stat.S_ISDIR(status.st_mode):
             continue
-        if entry.name not in known:
+        if entry.name not in (*FILES, REPORT, PAGE):
             yield f"{ascii(entry.name)[1:-1]}: is not part of a run"
         elif not stat.S_ISREG(status.st_mode):
             yield f"{entry.name}: is not a regular file"
@@ -201,22 +209,21 @@ def _check_files(folder: Path, run: Run) -> Iterator[str]:
 
 
 def _check_results(run: Run) -> Iterator[str]:
-    """Yield missing, repeated and unlisted episodes, and impossible costs."""
+    """Yield episodes that are not those of the task list, in its order, and impossible costs."""
     protocol = run.manifest.protocol
     for environment, agent in run.manifest.cells:
-        cell = environment.slug, agent.slug
+        results = run.results[environment.slug, agent.slug]
         wanted = [(e.task, s) for e, s in list_episodes(run.tasks[environment.slug], protocol)]
-        found = [(result.task, result.sample) for result in run.results[cell]]
-        if found != wanted:
-            counts, listed = Counter(found), Counter(wanted)
-            name = f"results.parquet, {'/'.join(cell)}"
-            for task, sample in listed - counts:
-                yield f"{name}: task {task}, sample {sample} is missing"
-            for task, sample in counts - listed:
-                yield f"{name}: task {task}, sample {sample} is not listed, or is repeated"
-            if counts == listed:
-                yield f"{name}: episodes are not in the order of the task list"
-        for result in run.results[cell]:
+        found = [(result.task, result.sample) for result in results]
+        for episode, expected in zip_longest(found, wanted):
+            if episode != expected:
+                task, sample = expected or episode
+                yield (
+                    f"results.parquet, {environment.slug}/{agent.slug}, task {task}, sample "
+                    f"{sample}: is missing, repeated, not listed or not in its place"
+                )
+                break
+        for result in results:
             for text in check_usage(result, agent, protocol, environment.max_turns):
                 yield f"{_place(result)}, {text}"
 
@@ -234,30 +241,30 @@ def _check_environments(run: Run, data: Path | None, problems: list[str]) -> dic
     not_replayed: dict[str, str] = {}
     for environment in tqdm(run.manifest.environments, desc="checking tasks", leave=False):
         try:
-            missing = _missing(environment, data)
-            found = [] if missing else list(_check_environment(environment, run, data))
-        except (MissingExtraError, SandboxUnavailableError) as error:
-            missing, found = str(error), []
+            found = list(_check_environment(environment, run, data))
+        except (MissingExtraError, SandboxUnavailableError, _MissingDataError) as error:
+            not_replayed[environment.slug] = str(error)
+            continue
         except Exception as error:  # noqa: BLE001 - any environment
-            missing, found = "", [f"cannot be made: {_reason(error)}"]
-        if missing or found:
-            not_replayed[environment.slug] = missing or "see above"
+            found = [f"cannot be made: {_reason(error)}"]
+        if found:
+            not_replayed[environment.slug] = "see above"
             problems += [f"environment {environment.slug!r}: {text}" for text in found]
     return not_replayed
 
 
-def _missing(environment: EnvironmentRecord, data: Path | None) -> str:
-    if list(refused_arguments(environment.id, environment.kwargs)):
-        return ""  # its names are not to be looked up
-    if name := missing_data(environment, data):
-        return f"its data are missing: {name}; pass --data with their folder"
-    return ""
+class _MissingDataError(DataError):
+    """Data of an environment are not on this machine."""
 
 
 def _check_environment(
     environment: EnvironmentRecord, run: Run, data: Path | None
 ) -> Iterator[str]:
     """Yield how manifest and task list differ from the environment itself."""
+    for problem in refused_arguments(environment.id, environment.kwargs):
+        raise DataError(problem)  # before any of its names is looked up
+    if name := missing_data(environment, data):
+        raise _MissingDataError(f"its data are missing: {name}; pass --data with their folder")
     entries = run.tasks[environment.slug]
     make_env = recorded_environment(environment, None, data)
     seed = run.manifest.protocol.seed
@@ -313,42 +320,35 @@ def _replay(
 def check_episodes(job: Job) -> list[str]:
     """Replay episodes; return what is wrong.
 
-    Those that differ are replayed once more on their own: a program may reach its time limit on a
-    busy machine, and a forgery stays one.
+    If any differs, all are replayed once more: a program may reach its time limit on a busy
+    machine, and a forgery stays one.
     """
-    chunk, results = job
     try:
-        if doubtful := list(_problems(chunk, results)):
-            episodes = [chunk.episodes[i] for i in doubtful]
-            again = _problems(
-                dataclasses.replace(chunk, episodes=episodes), [results[i] for i in doubtful]
-            )
-            return [text for texts in again.values() for text in texts]
+        first = _problems(*job)
+        again = _problems(*job) if first else {}
     except Exception as error:  # noqa: BLE001 - any environment
-        return [f"{'/'.join(chunk.cell)}: replay failed: {_reason(error)}"]
-    return []
+        return [f"{'/'.join(job[0].cell)}: replay failed: {_reason(error)}"]
+    return [text for index in first for text in again.get(index, ())]
 
 
 def _problems(chunk: Chunk, results: Sequence[EpisodeResult]) -> dict[int, list[str]]:
     """Return the problems of each episode that has any, by its index."""
     # Anyone can run an agent without a model again.
     reruns = run_episodes(chunk) if acts_by_rules(chunk.agent.kind) else None
-    replayer = Replayer(chunk.environment, chunk.agent, chunk.protocol, chunk.data)
     problems: dict[int, list[str]] = {}
-    for index, (result, (entry, _)) in enumerate(zip(results, chunk.episodes, strict=True)):
-        try:
-            actions, *attempts = replayer.open(result, entry)
-            again = replayer.replay(result, actions)
-            texts = [*differences(entry, again.entry), *_compare(result, again)]
-            if reruns is not None:
-                texts += _check_rerun(result, actions, reruns[index][0])
-            written = "\n".join(action for attempt in (actions, *attempts) for action in attempt)
-            texts += check_tokens(result, chunk.agent, written, again.question)
-        except Exception as error:  # noqa: BLE001 - untrusted actions in any environment
-            texts = [f"field 'actions': replay failed: {error}"]
-        if texts:
-            problems[index] = [f"{_place(result)}, {text}" for text in texts]
-    replayer.close()
+    with closing(Replayer(chunk.environment, chunk.agent, chunk.protocol, chunk.data)) as replayer:
+        for index, (result, (entry, _)) in enumerate(zip(results, chunk.episodes, strict=True)):
+            try:
+                again = replayer.replay(result, entry)
+                texts = [*differences(entry, again.entry), *_compare(result, again)]
+                if reruns is not None:
+                    texts += _check_rerun(result, again.actions, reruns[index][0])
+                written = "\n".join(chain(again.actions, *again.attempts))
+                texts += check_tokens(result, chunk.agent, written, again.question)
+            except Exception as error:  # noqa: BLE001 - untrusted actions in any environment
+                texts = [f"field 'actions': replay failed: {error}"]
+            if texts:
+                problems[index] = [f"{_place(result)}, {text}" for text in texts]
     return problems
 
 
@@ -365,16 +365,14 @@ def _check_rerun(
 def _compare(result: EpisodeResult, again: ReplayedEpisode) -> Iterator[str]:
     """Yield each field that differs from replay."""
     rewards = [float(step.reward) for step in again.steps]
-    terms = [step.info["reward_terms"] for step in again.steps]
-    metrics = again.metrics
     truth = dataclasses.replace(
         result,
         rewards=rewards,
-        reward_terms=[{name: float(value) for name, value in own.items()} for own in terms],
+        reward_terms=[as_floats(step.info["reward_terms"]) for step in again.steps],
         errors=[step.info["action"].get("error") for step in again.steps],
-        metrics=metrics,
+        metrics=again.metrics,
         return_=float(sum(rewards)),
-        success=metrics.get("success", 0.0) > 0.0,
+        success=again.metrics.get("success", 0.0) > 0.0,
     )
     yield from differences(result, truth)
     if again.last.terminated:
@@ -386,17 +384,6 @@ def _compare(result: EpisodeResult, again: ReplayedEpisode) -> Iterator[str]:
     if result.stop_reason not in allowed:
         names = " or ".join(sorted(allowed))
         yield f"field 'stop_reason': is '{result.stop_reason}', not {names}"
-
-
-def _check_reports(folder: Path, run: Run) -> Iterator[str]:
-    """Yield tables that differ from those of the results."""
-    names = [name for name in REPORTS if (folder / name).exists()]
-    if not names:
-        return
-    board = summarise(run)
-    for name in names:
-        if read_text(folder / name) != REPORTS[name](board):
-            yield f"{name}: differs from the results; `agent-r1-bench report` writes it again"
 
 
 # What cannot be checked
