@@ -2,17 +2,14 @@
 
 import contextlib
 import json
-import os
-import select
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Final, TypeAlias
 
 from agent_envs.errors import SandboxError
 from agent_envs.sandbox.folder import Folder
-from agent_envs.sandbox.launching import Start
 from agent_envs.sandbox.results import Limits, Result
 
 _GRACE_SECONDS: Final = 15.0
@@ -31,89 +28,64 @@ class Execution(contextlib.AbstractContextManager["Execution"]):
     """A program from its start to its end; a context manager that ends it."""
 
     def __init__(
-        self, start: Start, mode: str, source: str, limits: Limits,
-        channels: Sequence[int] = (), *, files: Files | None = None, collect_files: bool = False,
+        self, launcher: Any, mode: str, source: str, limits: Limits,
+        *, files: Files | None = None, collect_files: bool = False,
     ) -> None:  # fmt: skip
         """Start a program; `mode` is that of `program.run`.
 
-        `channels` are its descriptors after standard error; they are owned and closed here. Its
-        directory contains `files` at the beginning; with `collect_files` the result contains it.
+        Its directory contains `files` at the beginning; with `collect_files` the result contains
+        it.
         """
-        self._start = start  # keep it alive as long as its program
+        self._launcher = launcher  # keep it alive as long as its program
         self._limits = limits
         self._bytes_left = (limits.scratch_mb << 20) + _REPORT_BYTES
         self._has_started = self._has_ended = self._is_late = False
         self._received = bytearray()
         self._folder: Folder | None = None
         self._report: dict[str, Any] | None = None
-        self._call_output: dict[str, Any] | None = None
-        self._control, control = socket.socketpair()
-        try:
-            folder = files if isinstance(files, Folder) else Folder.of(files) if files else None
-            self._clean_up = start(channels, control, limits)
-        except BaseException:
-            self._control.close()
-            raise
-        finally:
-            control.close()
-            for descriptor in channels:
-                os.close(descriptor)
-        self._control.settimeout(_GRACE_SECONDS)
-        archive = folder.archive if folder else b""
+        folder = files if isinstance(files, Folder) else Folder.of(files) if files else None
+        self._control, self._clean_up = launcher.start(limits)
         request = {
             "mode": mode, "source": source, "collect_files": collect_files,
             "limits": asdict(limits) | {"longest_seconds": limits.longest_seconds},
-            "archive_bytes": len(archive),
         }  # fmt: skip
-        data = json.dumps(request).encode()
-        self.send(len(data).to_bytes(4, "big") + data + archive)
+        self._send(json.dumps(request).encode())
+        self._send(folder.archive if folder else b"")
 
-    def send(self, data: bytes) -> None:
-        """Send to the supervisor: ``c`` starts the clock of a call of a session."""
-        with contextlib.suppress(OSError):  # it has ended; `wait` notices
-            self._control.sendall(data)
+    def exchange(self, message: bytes | None = None) -> bytes:
+        """Send a message to the program, if there is one, and return its next message.
 
-    def end_call(self) -> dict[str, Any] | None:
-        """Stop the clock, and all processes until the next call; return the output of this one.
-
-        None if the program exceeded a limit after its reply.
+        Messages are lines; that of a session is a JSON object of its ``reply`` and its output. An
+        empty one, in both directions: there will be no other.
         """
-        self._call_output = None
-        self.send(b"d")
-        self.wait()
-        return self._call_output
+        if message is not None:
+            self._send(message)
+        return self._wait()
 
     def stop(self) -> None:
-        """Request the end of every process; `wait` then returns soon."""
+        """Request the end of every process; `finish` then returns soon."""
         with contextlib.suppress(OSError):  # it has ended already
             self._control.shutdown(socket.SHUT_WR)
 
-    def wait(self, until: int = -1) -> bool:
-        """Wait until all processes have ended, or the output of a call came.
+    def _send(self, data: bytes) -> None:
+        self._control.settimeout(_GRACE_SECONDS)
+        with contextlib.suppress(OSError):  # it has ended; `_wait` notices
+            self._control.sendall(len(data).to_bytes(4, "big") + data)
 
-        Once the descriptor `until` can be read, it returns True early.
-        """
+    def _wait(self) -> bytes:
+        """Wait for a message of the program, or until all processes have ended."""
         deadline = time.monotonic() + self._limits.longest_seconds + _GRACE_SECONDS
-        poll = select.poll()
-        for descriptor in (self._control.fileno(), until):
-            if descriptor >= 0:
-                poll.register(descriptor, select.POLLIN)
-        while not self._has_ended:
-            ready = {each for each, _ in poll.poll(max(0.0, deadline - time.monotonic()) * 1000)}
-            if self._control.fileno() in ready:
-                try:
-                    data = self._control.recv(_READ_BYTES)
-                except OSError:
-                    data = b""
-                # The last frame counts: another fork of this process may keep the other end open.
-                self._has_ended = not data or self._add(data)
-                if self._call_output is not None:
-                    break
-            elif ready:
-                return True
-            elif time.monotonic() > deadline:
-                self._has_ended = self._is_late = True
-        return False
+        while (message := self._read_frames()) is None and not self._has_ended:
+            self._control.settimeout(max(0.001, deadline - time.monotonic()))
+            try:
+                data = self._control.recv(_READ_BYTES)
+            except TimeoutError:
+                data, self._is_late = b"", True
+            except OSError:
+                data = b""
+            self._has_ended = not data
+            self._received += data
+        return message or b""
 
     def finish(self) -> Result:
         """Wait for the end, and return the result.
@@ -122,7 +94,8 @@ class Execution(contextlib.AbstractContextManager["Execution"]):
             SandboxError: If it could not be started. After its start, every failure is a result:
                 a program must not be able to pass as a failure of the sandbox.
         """
-        self.wait()
+        while not self._has_ended:
+            self._wait()
         report = self._report or {}
         if self._is_late:
             return Result(status="timeout", exit_code=None, stdout="", stderr="")
@@ -149,31 +122,32 @@ class Execution(contextlib.AbstractContextManager["Execution"]):
     def __exit__(self, *_: object) -> None:
         """End the program if it still runs, and clean up."""
         try:
-            if not self._has_ended:
-                self.stop()
-                self.wait()
+            self.stop()
+            while not self._has_ended:
+                self._wait()
         finally:
             self._control.close()
             self._clean_up()
 
-    def _add(self, data: bytes) -> bool:
-        """Add received data (see `supervisor.send_frame`); return whether it was the last."""
-        self._received += data
+    def _read_frames(self) -> bytes | None:
+        """Read received frames (see `supervisor.send_frame`) up to a message; return it."""
         while len(self._received) >= _FRAME_HEAD:
             end = _FRAME_HEAD + int.from_bytes(self._received[1:_FRAME_HEAD], "big")
             if end > self._bytes_left:
-                return True  # our supervisor never sends that much
+                self._has_ended = True  # our supervisor never sends that much
+                break
             if len(self._received) < end:
-                return False
+                break
             kind, content = self._received[:1], bytes(self._received[_FRAME_HEAD:end])
             del self._received[:end]
+            if kind == b"m":
+                return content
             if kind == b"s":
                 self._has_started = True
             elif kind == b"f":
                 self._folder = Folder(content)
-            elif kind == b"o":
-                self._call_output = json.loads(content)
             else:
                 self._report = json.loads(content)
-                return True
-        return False
+                # The last frame counts: another fork of this process may keep the other end open.
+                self._has_ended = True
+        return None

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -10,10 +9,9 @@ from typing import Any, Final
 
 from agent_envs.core.lookup import lookup
 from agent_envs.errors import ConfigurationError
-from agent_envs.sandbox.container import ContainerLauncher, PlainLauncher
 from agent_envs.sandbox.execution import Execution, Files
-from agent_envs.sandbox.launching import Start
-from agent_envs.sandbox.results import Level, Limits, Result, Status, Verdict
+from agent_envs.sandbox.launching import ContainerLauncher, PlainLauncher
+from agent_envs.sandbox.results import Level, Limits, Result, Verdict
 from agent_envs.sandbox.strong import StrongLauncher
 
 LAUNCHERS: Final[Mapping[str, Callable[..., Any]]] = {
@@ -95,7 +93,7 @@ class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
         Args:
             limits: Limits of each call; a call that exceeds one ends the session.
         """
-        return Session(self._launcher.start, limits or Limits())
+        return Session(self._launcher, limits or Limits())
 
     def check_python(
         self,
@@ -134,16 +132,19 @@ class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
             limits: Limits of the program, tests included.
         """
         limits = limits or Limits()
-        to_program, to_tests = socket.socketpair()
         given = json.dumps([tests, names and list(names), helpers])
         # Tests wait for the program most of the time, and must outlive it to report its end.
         longer = Limits(
             wall_seconds=limits.longest_seconds + 2.0, cpu_seconds=limits.cpu_seconds + 2.0
         )
-        ends, test_ends = [to_program.detach()], [to_tests.detach()]
-        with Execution(self._launcher.start, "serve", program, limits, ends) as tested:
-            with Execution(self._launcher.start, "check", given, longer, test_ends) as testing:
-                tests_result = testing.finish()
+        with (
+            Execution(self._launcher, "serve", program, limits) as tested,
+            Execution(self._launcher, "check", given, longer) as testing,
+        ):
+            request = testing.exchange()
+            while request:
+                request = testing.exchange(tested.exchange(request))
+            tests_result = testing.finish()
             tested.stop()
             return _judge(tested.finish(), tests_result)
 
@@ -157,24 +158,19 @@ class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
 
     def _run(self, mode: str, source: str, limits: Limits | None, **options: Any) -> Result:
         given = limits or Limits()
-        with Execution(self._launcher.start, mode, source, given, **options) as execution:
+        with Execution(self._launcher, mode, source, given, **options) as execution:
             return execution.finish()
 
 
 class Session(contextlib.AbstractContextManager["Session"]):
     """A Python that keeps its variables between calls, with the limits counted per call."""
 
-    def __init__(self, start: Start, limits: Limits) -> None:
+    def __init__(self, launcher: Any, limits: Limits) -> None:
         """Start it; see `Sandbox.session`."""
         self._lock = threading.Lock()
-        self._socket, theirs = socket.socketpair()
         self.is_closed = False
         """Whether it has ended: by `close`, by a limit, or because the program ended it."""
-        try:
-            self._execution = Execution(start, "session", "", limits, [theirs.detach()])
-        except BaseException:
-            self._socket.close()
-            raise
+        self._execution = Execution(launcher, "session", "", limits)
 
     def run(self, source: str) -> Result:
         """Run a piece of Python; the value of a last expression is printed, as at a prompt.
@@ -188,21 +184,14 @@ class Session(contextlib.AbstractContextManager["Session"]):
         with self._lock:
             if self.is_closed:
                 return Result(status="closed", exit_code=None, stdout="", stderr=_CLOSED_TEXT)
-            self._execution.send(b"c")
-            reply = b""
-            try:  # the program may have ended, and may have written anything there
-                self._socket.sendall(json.dumps(source).encode() + b"\n")
-                if self._execution.wait(self._socket.fileno()):
-                    reply = self._socket.recv(64)
-            except OSError:
-                pass
-            if reply in (b"true\n", b"false\n"):
-                output = self._execution.end_call()
-                if output is not None:
-                    is_ok = reply == b"true\n"
-                    status: Status = "ok" if is_ok else "error"
-                    return Result(status=status, exit_code=int(not is_ok), **output)
-            try:
+            message = self._execution.exchange(json.dumps(source).encode() + b"\n")
+            output = json.loads(message) if message else {"reply": ""}
+            match output.pop("reply"):
+                case "true\n":
+                    return Result(status="ok", exit_code=0, **output)
+                case "false\n":
+                    return Result(status="error", exit_code=1, **output)
+            try:  # it has ended, or wrote anything there
                 self._execution.stop()
                 return self._execution.finish()
             finally:
@@ -220,8 +209,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
 
     def _close(self) -> None:
         self.is_closed = True
-        with self._socket:
-            self._execution.__exit__()
+        self._execution.__exit__()
 
 
 def _judge(program: Result, tests: Result) -> Verdict:

@@ -12,13 +12,18 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from agent_envs.errors import SandboxError, SandboxUnavailableError
 from agent_envs.sandbox.execution import Execution
-from agent_envs.sandbox.launching import ENVIRONMENT, end_process, python_command, start_module
+from agent_envs.sandbox.launching import (
+    ENVIRONMENT,
+    Started,
+    end_process,
+    python_command,
+    start_module,
+)
 from agent_envs.sandbox.results import Level, Limits
 from agent_envs.sandbox.seccomp import build_filter
 
@@ -83,22 +88,21 @@ class StrongLauncher:
             self.close()
             raise
 
-    def start(
-        self, channels: Sequence[int], control: socket.socket, limits: Limits
-    ) -> Callable[[], object]:
-        """Let the zygote fork (see `launching.Start`)."""
-        del limits  # the supervisor sets them
-        passed = [control.fileno(), *channels]
-        with self._lock:
+    def start(self, limits: Limits) -> Started:
+        """Let the zygote fork; the supervisor sets the limits."""
+        del limits
+        control, theirs = socket.socketpair()
+        with theirs, self._lock:
             if self._is_closed:
+                control.close()
                 raise SandboxError("The sandbox is closed.")
             try:
-                socket.send_fds(self._socket, [b"run"], passed)
+                socket.send_fds(self._socket, [b"r"], [theirs.fileno()])
             except OSError:  # someone killed the zygote: the machine, out of memory, perhaps
                 self._end_zygote()
                 self._process, self._socket = _start_zygote(self._config)
-                socket.send_fds(self._socket, [b"run"], passed)
-        return lambda: None  # the scratch directory disappears with its namespace
+                socket.send_fds(self._socket, [b"r"], [theirs.fileno()])
+        return control, lambda: None  # the scratch directory disappears with its namespace
 
     def close(self) -> None:
         """End the zygote; every program ends with it."""
@@ -117,7 +121,7 @@ class StrongLauncher:
         with tempfile.NamedTemporaryFile(prefix="agent-envs-canary-") as canary:
             source, limits = f"CANARY = {canary.name!r}\n{PROBE}", Limits(wall_seconds=20.0)
             try:
-                with Execution(self.start, "python", source, limits) as probe:
+                with Execution(self, "python", source, limits) as probe:
                     result = probe.finish()
             except SandboxError as error:
                 raise _unavailable(str(error)) from None
@@ -126,22 +130,17 @@ class StrongLauncher:
 
 
 def _start_zygote(config: dict[str, Any]) -> tuple["subprocess.Popen[bytes]", socket.socket]:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    process, ours = start_module(
+        python_command(), "zygote", config,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=ENVIRONMENT, cwd="/",
+    )  # fmt: skip
     ours.settimeout(_START_SECONDS)
-    with theirs:
-        process = start_module(
-            python_command(), "zygote", {**config, "socket": theirs.fileno()},
-            stderr=subprocess.PIPE, env=ENVIRONMENT, cwd="/", pass_fds=[theirs.fileno()],
-        )  # fmt: skip
-    assert process.stdin is not None  # noqa: S101 - both are pipes
-    assert process.stderr is not None  # noqa: S101
-    with contextlib.suppress(BrokenPipeError):
-        process.stdin.close()
+    assert process.stderr is not None  # noqa: S101 - it is a pipe
     answer = b""
     with process.stderr as stderr:
         with contextlib.suppress(OSError):
-            answer = ours.recv(16)
-        if answer != b"ready":
+            answer = ours.recv(1)
+        if not answer:
             ours.close()
             end_process(process, _START_SECONDS)
             os.set_blocking(stderr.fileno(), False)  # a child of the zygote may keep it open

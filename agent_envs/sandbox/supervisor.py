@@ -5,9 +5,9 @@ Runs inside, as the parent of the program: standard library only. At the levels 
 neither see nor signal; at the level ``limits`` it adopts orphans (as a "subreaper") and searches
 for descendants.
 
-It talks to the host over a socket that the program does not have. In: the request (four bytes of
-length, JSON), the folder to begin with, then single bytes: ``c`` a call of a session begins, ``d``
-it is done. End of file: stop. Out: frames (`send_frame`).
+It talks to the host over descriptors that the program does not have. In, each after four bytes of
+length: the request (JSON), the folder to begin with, then messages for the program (an empty one is
+the last). End of file: stop. Out: frames (`send_frame`).
 """
 
 import codecs
@@ -30,16 +30,18 @@ _READ_BYTES: Final = 65_536
 _MB: Final = 1 << 20
 _OPEN_FILES: Final = 128
 _PENDING_SIGNALS: Final = 128
+_SET_DUMPABLE: Final = 4
 _SET_CHILD_SUBREAPER: Final = 36
+_MAX_MESSAGE_BYTES: Final = 16 * _MB
 
 
 class Processes:
     """All other processes of this namespace, if we are its first; else our descendants."""
 
-    def __init__(self, own_processes: int) -> None:
-        """Adopt orphans; in a namespace, `own_processes` of ours count against the limit."""
+    def __init__(self) -> None:
+        """Adopt orphans; in a namespace, our own process counts against the limit."""
         self._is_first = os.getpid() == 1
-        self.num_own = own_processes if self._is_first else 0
+        self.num_own = int(self._is_first)
         ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
     def pids(self) -> Iterator[int]:
@@ -70,64 +72,162 @@ class Processes:
                     os.kill(pid, one)
 
 
-def receive_request(control: socket.socket) -> dict[str, Any]:
+class Channel:
+    """The messages between the host and a program: lines, one from each side in turn.
+
+    In a session they begin and end the calls. What is kept for a program that does not read, or
+    whose turn it is not, is bounded.
+    """
+
+    def __init__(
+        self, mode: str, target: int, processes: Processes, outputs: list["Output"],
+        watch: usage.Watch,
+    ) -> None:  # fmt: skip
+        """Connect a program; its messages go to the host at `target`."""
+        self._ours, theirs = socket.socketpair()
+        self._ours.setblocking(False)
+        self.program_end, self._target = theirs.detach(), target
+        self._processes, self._outputs, self._watch = processes, outputs, watch
+        self._is_its_turn = mode == "check"
+        self.is_idle = self._is_session = mode == "session"
+        """Whether the program stands still: between the calls of a session."""
+        self._outgoing, self._incoming = b"", bytearray()
+
+    def fileno(self) -> int:
+        """Return the descriptor of our end."""
+        return self._ours.fileno()
+
+    def register(self, poll: "select.poll") -> None:
+        """Wait for the program, unless it has to wait."""
+        poll.register(self, select.POLLIN | (select.POLLOUT if self._outgoing else 0))
+        if not self._is_its_turn:
+            poll.unregister(self)
+
+    def put(self, message: bytes) -> None:
+        """Begin to send a message; after an empty one the program reads the end."""
+        self._outgoing, self._is_its_turn = message, True
+        if not message:
+            self._ours.shutdown(socket.SHUT_WR)
+        if self._is_session:
+            self.is_idle = False
+            self._processes.signal(signal.SIGCONT)
+            self._watch.begin()
+
+    def advance(self) -> str:
+        """Send and receive what is possible; return the limit that is exceeded, or nothing.
+
+        Of what the program sends in its turn the first line counts; an empty message is the end.
+        """
+        try:
+            if self._outgoing:
+                self._outgoing = self._outgoing[self._ours.send(self._outgoing) :]
+            data = self._ours.recv(_READ_BYTES)
+        except BlockingIOError:
+            return ""
+        except OSError:  # the program closed it
+            data = b""
+        self._incoming += data
+        if data and b"\n" not in data and len(self._incoming) < _MAX_MESSAGE_BYTES:
+            return ""
+        line, mark, _ = self._incoming.partition(b"\n")
+        self._outgoing, self._incoming, self._is_its_turn = b"", bytearray(), False
+        message = bytes(line + mark) if mark else b""
+        if self._is_session:
+            return self._end_call(message)
+        send_frame(self._target, b"m", message)
+        return ""
+
+    def _end_call(self, reply: bytes) -> str:
+        self.is_idle = True
+        self._processes.signal(signal.SIGSTOP)
+        for output in self._outputs:
+            output.read()
+        if not any(output.is_over for output in self._outputs):
+            message = {"reply": reply.decode(errors="replace"), **_take(self._outputs)}
+            send_frame(self._target, b"m", json.dumps(message).encode())
+        return "memory_limit" if self._watch.holds_too_much() else ""
+
+
+def main(config: dict[str, Any]) -> None:
+    """Supervise one program, as the first process of a container or as a plain process.
+
+    Args:
+        config: ``scratch``: a directory to remove at the end.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    prctl = ctypes.CDLL(None).prctl
+    prctl(_SET_DUMPABLE, 0, 0, 0, 0)  # the program, of the same user, cannot reach into us
+    supervise(receive_request(0), 0, 1, lambda: prctl(_SET_DUMPABLE, 1, 0, 0, 0))
+    if "scratch" in config:
+        os.chdir("/")
+        archive.remove_tree(config["scratch"])  # the host may be gone
+
+
+def receive_request(source: int) -> dict[str, Any]:
     """Read the request from the host, with the ``archive`` that follows it."""
-    with control.makefile("rb", buffering=0) as file:
-        request: dict[str, Any] = json.loads(_read(file, int.from_bytes(_read(file, 4), "big")))
-        request["archive"] = _read(file, request["archive_bytes"])
-    return request
+    request: dict[str, Any] = json.loads(_receive(source) or b"")
+    return request | {"archive": _receive(source)}
 
 
-def _read(file: Any, length: int) -> bytes:
+def _receive(source: int) -> bytes | None:
+    """Read a message of the host; None if there is no other."""
+    size = _read(source, 4)
+    return None if len(size) < 4 else _read(source, int.from_bytes(size, "big"))
+
+
+def _read(source: int, length: int) -> bytes:
     data = bytearray()
-    while len(data) < length:
-        part = file.read(length - len(data))
-        if not part:
-            raise EOFError("the host is gone")
-        data += part
+    with contextlib.suppress(OSError):  # the host is gone
+        while part := os.read(source, length - len(data)):
+            data += part
     return bytes(data)
 
 
-def send_frame(control: socket.socket, kind: bytes, data: bytes = b"") -> None:
+def send_frame(target: int, kind: bytes, data: bytes = b"") -> None:
     """Send one frame to the host.
 
-    Kinds: ``s``: the program is about to start, so every later failure is the program's. ``o``: the
-    output of one call of a session (JSON). ``f``: the folder it left. ``r``: the report (JSON), the
-    last frame.
+    Kinds: ``s``: the program is about to start, so every later failure is the program's. ``m``: a
+    message of its channel; of a session, with the output of the call (JSON). ``f``: the folder it
+    left. ``r``: the report (JSON), the last frame.
     """
+    left = memoryview(kind + len(data).to_bytes(4, "big") + data)
     with contextlib.suppress(OSError):  # the host is gone
-        control.sendall(kind + len(data).to_bytes(4, "big") + data)
+        while left:
+            left = left[os.write(target, left) :]
 
 
 def supervise(
-    request: dict[str, Any], channels: list[int], control: socket.socket, own_processes: int,
-    confine: Callable[[], None], report_start: Callable[[], object],
-) -> None:  # fmt: skip
-    """Run the program of a request in the current directory, and report on `control`.
+    request: dict[str, Any], source: int, target: int, confine: Callable[[], None]
+) -> None:
+    """Run the program of a request in the current directory, and report it.
 
     Args:
         request: See `execution.Execution`.
-        channels: The program's descriptors after standard error.
-        control: The connection to the host.
-        own_processes: See `Processes`.
+        source: The descriptor on which the host sends messages.
+        target: The descriptor for frames to the host.
         confine: Called in the program's process, last of all: gives up rights for good.
-        report_start: Sends the frame ``s``, for good: the program may end us at once.
     """
     packed, started = request.pop("archive"), time.time()
     date = (archive.unpack(packed) if packed else archive.FIRST_DATE) + 1
     del packed  # or the program would be forked with it
-    processes = Processes(own_processes)
-    limits = request["limits"]
+    processes = Processes()
+    limits, mode = request["limits"], request["mode"]
     outputs = [Output(limits["output_chars"]) for _ in range(2)]
-    stdin = os.open("/dev/null", os.O_RDONLY)
-    descriptors = [stdin, *(output.write_end for output in outputs), *channels]
-    report_start()
+    watch = usage.Watch(processes.pids, limits)
+    channel = Channel(mode, target, processes, outputs, watch)
+    descriptors = [
+        os.open("/dev/null", os.O_RDONLY), *(each.write_end for each in outputs),
+        channel.program_end,
+    ]  # fmt: skip
+    if mode in ("python", "shell"):
+        os.close(descriptors.pop())
+    send_frame(target, b"s")
     main = os.fork()
     if main == 0:
         _become_program(request, descriptors, processes.num_own, confine)
     for descriptor in descriptors:
         os.close(descriptor)
-    ending = _watch(main, control, processes, request, outputs)
+    ending = _watch(main, source, channel, outputs, watch)
     report: dict[str, Any] = {"ended_by": ending, "exit_code": _end(main, processes)}
     if report["exit_code"] == -signal.SIGXCPU:
         report["ended_by"] = "cpu_limit"
@@ -137,9 +237,8 @@ def supervise(
             report["ended_by"] = "output_limit"
     if request["collect_files"]:
         folder, report["left_out"] = archive.pack(date, started, limits["scratch_mb"] * _MB)
-        send_frame(control, b"f", folder)
-    send_frame(control, b"r", json.dumps(report | _take(outputs)).encode())
-    control.close()
+        send_frame(target, b"f", folder)
+    send_frame(target, b"r", json.dumps(report | _take(outputs)).encode())
 
 
 class Output:
@@ -225,45 +324,33 @@ def _limit_resources(request: dict[str, Any], num_own: int) -> None:
 
 
 def _watch(
-    main: int, control: socket.socket, processes: Processes, request: dict[str, Any],
-    outputs: list[Output],
-) -> str:  # fmt: skip
+    main: int, source: int, channel: Channel, outputs: list[Output], watch: usage.Watch
+) -> str:
     """Wait until the main process ends, the host stops it, or a limit is reached; return which."""
-    watch = usage.Watch(processes.pids, request["limits"])
-    is_idle = request["mode"] == "session"
     by_descriptor = {output.read_end: output for output in outputs}
     poll, pidfd = select.poll(), os.pidfd_open(main)
-    for descriptor in (pidfd, control.fileno(), *by_descriptor):
+    for descriptor in (pidfd, source, *by_descriptor):
         poll.register(descriptor, select.POLLIN)
     while True:
+        channel.register(poll)
         # Between the calls of a session nothing runs, and nothing has to be watched.
-        ready = {number for number, _ in poll.poll(None if is_idle else _POLL_SECONDS * 1000)}
+        ready = {n for n, _ in poll.poll(None if channel.is_idle else _POLL_SECONDS * 1000)}
         for descriptor in ready.intersection(by_descriptor):
             if not by_descriptor[descriptor].read():
                 poll.unregister(descriptor)
         if pidfd in ready:
             return "exit"
         _reap_orphans(main)
-        if control.fileno() in ready:
-            order = control.recv(1)
-            if not order:
+        if source in ready:
+            message = _receive(source)
+            if message is None:
                 return "stopped"
-            is_idle = order == b"d"
-            processes.signal(signal.SIGSTOP if is_idle else signal.SIGCONT)
-            ending = _end_call(control, watch, outputs) if is_idle else watch.begin()
-        else:
-            ending = "" if is_idle else watch.exceeded()
+            channel.put(message)
+        ending = channel.advance() if channel.fileno() in ready else ""
+        if not ending and not channel.is_idle:
+            ending = watch.exceeded()
         if ending or any(output.is_over for output in outputs):
             return ending or "output_limit"
-
-
-def _end_call(control: socket.socket, watch: usage.Watch, outputs: list[Output]) -> str:
-    """Send the output of a call; return the limit that is exceeded, or an empty string."""
-    for output in outputs:
-        output.read()
-    if not any(output.is_over for output in outputs):
-        send_frame(control, b"o", json.dumps(_take(outputs)).encode())
-    return "memory_limit" if watch.holds_too_much() else ""
 
 
 def _reap_orphans(main: int) -> None:

@@ -43,13 +43,12 @@ class Watch:
         self._ended_ticks = 0
         self.begin()
 
-    def begin(self) -> str:
-        """Start the clocks; no limit is exceeded yet."""
+    def begin(self) -> None:
+        """Start the clocks."""
         self._sample()
         self._started = self._last_time = time.monotonic()
         self._cpu_before = self._cpu
         self._waited = 0.0  # for a processor
-        return ""
 
     def exceeded(self) -> str:
         """Return the limit that is exceeded, or an empty string."""

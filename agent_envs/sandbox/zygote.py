@@ -1,7 +1,7 @@
 """The strong level, inside: a small isolated Python that forks once per program.
 
 `main` leaves the host's namespaces, builds a read-only file tree of Python and the system's
-programs, and serves. Each request comes as file descriptors over a socket; a fork with its own
+programs, and serves. Each request comes as a file descriptor over a socket; a fork with its own
 namespaces and an empty scratch directory supervises the program. Standard library only.
 """
 
@@ -72,7 +72,7 @@ def main(config: dict[str, Any]) -> None:
     first = os.fork()
     if first:
         # Until the namespace's first process is gone, and with it all others.
-        os.close(config["socket"])
+        os.close(0)
         os.waitpid(first, 0)
         os._exit(0)
     try:
@@ -87,7 +87,7 @@ def main(config: dict[str, Any]) -> None:
         os.chdir("/")
         for name in _WARM_MODULES:
             __import__(name)
-        _serve(socket.socket(fileno=config["socket"]), bytes.fromhex(config["seccomp"]))
+        _serve(socket.socket(fileno=0), bytes.fromhex(config["seccomp"]))
     except BaseException as error:  # noqa: BLE001 - the host reads it and raises
         os.write(2, f"{type(error).__name__}: {error}\n".encode())
     finally:
@@ -126,21 +126,20 @@ def _serve(host: socket.socket, code: bytes) -> NoReturn:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are not waited for
     gc.collect()
     gc.freeze()  # what is here already is shared with the forks, unless touched
-    host.send(b"ready")
+    host.send(b"r")  # ready
     while True:
-        message, descriptors, _, _ = socket.recv_fds(host, 16, 16)
+        message, descriptors, _, _ = socket.recv_fds(host, 1, 1)
         if not message:
             os._exit(0)
+        [control] = descriptors
         if _fork_into(_OWN_NAMESPACES) == 0:
             host.close()
-            _enter(descriptors, ids, code)
-        for descriptor in descriptors:  # if the fork failed, the host sees their end
-            os.close(descriptor)
+            _enter(control, ids, code)
+        os.close(control)  # if the fork failed, the host sees its end
 
 
-def _enter(descriptors: list[int], ids: tuple[int, int], code: bytes) -> NoReturn:
+def _enter(control: int, ids: tuple[int, int], code: bytes) -> NoReturn:
     """Be the first process in the namespaces of one program."""
-    control = socket.socket(fileno=descriptors.pop(0))
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         _map_ids(*ids)
@@ -152,10 +151,7 @@ def _enter(descriptors: list[int], ids: tuple[int, int], code: bytes) -> NoRetur
         os.chdir("/scratch")
         if os.getpid() != 1:  # or a signal to all would reach the user's processes
             raise RuntimeError("not the first process of a namespace")
-        supervisor.supervise(
-            request, descriptors, control, 1, lambda: _confine(code),
-            lambda: supervisor.send_frame(control, b"s"),
-        )  # fmt: skip
+        supervisor.supervise(request, control, control, lambda: _confine(code))
     except BaseException as error:  # noqa: BLE001 - reported to the host
         failure = json.dumps({"failure": f"{type(error).__name__}: {error}"})
         supervisor.send_frame(control, b"r", failure.encode())
