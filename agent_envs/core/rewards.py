@@ -114,6 +114,11 @@ def noted_terms(*names: str) -> dict[str, RewardFunction]:
     return {name: functools.partial(term, name=name) for name in names}
 
 
+def final_metric(name: str) -> RewardFunction:
+    """Make a term with the value of a metric at the end of an episode, else 0."""
+    return lambda env, event: float(env.metrics()[name]) if event.is_last else 0.0
+
+
 def correct_term(env: Any, event: StepEvent) -> float:
     """Return 1 for a right answer, by the environment's ``is_correct``."""
     return float(env.is_correct) if event.action.kind == "answer" else 0.0

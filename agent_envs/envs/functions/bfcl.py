@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from agent_envs.core.lookup import require_extra
-from agent_envs.core.rewards import StepEvent, format_term, noted_terms
+from agent_envs.core.rewards import final_metric, format_term, noted_terms
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import ToolResult
 from agent_envs.core.tool_env import ToolEnv
@@ -26,11 +26,6 @@ MORE_FUNCTIONS_TEXT: Final = (
 )
 RECORDED_TEXT: Final = "The call is recorded."
 TOO_MANY_CALLS_TEXT: Final = f"This is not run: a turn of the user takes {MAX_CALLS_A_TURN} calls."
-
-
-def correct_term(env: "BFCLEnv", event: StepEvent) -> float:
-    """Return 1 when the task is solved by the official checks; outcome."""
-    return float(event.is_last and env.is_correct)
 
 
 class BFCLEnv(ToolEnv):
@@ -55,7 +50,11 @@ class BFCLEnv(ToolEnv):
     Version history: v0, first version.
     """
 
-    reward_functions = {"correct": correct_term, **noted_terms("turns"), "format": format_term}
+    reward_functions = {
+        "correct": final_metric("success"),
+        **noted_terms("turns"),
+        "format": format_term,
+    }
     default_rewards = {"correct": 1.0, "turns": 0.2, "format": 0.02}
     computes_only = True
     outcome_terms = frozenset({"correct"})
@@ -131,13 +130,9 @@ class BFCLEnv(ToolEnv):
     def on_restore(self) -> None:
         self._begin_row()
 
-    @property
-    def is_correct(self) -> bool:
-        return self._is_judged and not self._has_failed
-
     def metrics(self) -> dict[str, float]:
         return {
-            "success": float(self.is_correct),
+            "success": float(self._is_judged and not self._has_failed),
             "turns_passed": self._num_passed / len(self._row.turns),
             **super().metrics(),
         }

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from agent_envs.core.lookup import lookup
-from agent_envs.core.rewards import Earnings, StepEvent, format_term, noted_terms
+from agent_envs.core.rewards import Earnings, final_metric, format_term, noted_terms
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import Tool, ToolError
 from agent_envs.core.tool_env import ToolEnv
@@ -41,11 +41,6 @@ TOO_LONG_TEXT: Final = f"A command has {MAX_COMMAND_CHARS} characters at most."
 LIST_TEXT: Final = "Commands, with the name of a thing for OBJ:\n{actions}\nThings:\n{things}"
 
 
-def solved_term(env: "ScienceWorldEnv", event: StepEvent) -> float:
-    """Return 1 when the score has reached 100; outcome."""
-    return float(event.is_last and env.score == 100)
-
-
 class ScienceWorldEnv(ToolEnv):
     """ScienceWorld (Wang et al., 2022, arXiv 2203.07540; package ``scienceworld``).
 
@@ -65,7 +60,7 @@ class ScienceWorldEnv(ToolEnv):
     """
 
     reward_functions = {
-        "solved": solved_term,
+        "solved": final_metric("success"),
         **noted_terms("score_gain"),
         "format": format_term,
     }

@@ -8,9 +8,10 @@ from typing import Any, Final, NamedTuple
 
 from agent_envs import scoring
 from agent_envs.core.lookup import lookup
-from agent_envs.core.rewards import NOTHING, RewardFunction
+from agent_envs.core.rewards import NOTHING, final_metric
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import DEFAULT_TIMEOUT_SECONDS
+from agent_envs.core.tool_env import NewConversation
 from agent_envs.data.dataset_env import DatasetEnv
 from agent_envs.data.sources import DatasetSpec, Source, file_source
 from agent_envs.envs.qa.injection import TASK_PREFIX, VARIANTS
@@ -32,12 +33,10 @@ from agent_envs.tools.notebook import Note, Notebook
 from agent_envs.tools.pages import PageReader
 from agent_envs.tools.search import make_search_tool
 
-
-def _final(metric: str) -> RewardFunction:
-    return lambda env, event: env.metrics()[metric] if event.is_last else 0.0
-
-
-_CITATION_TERMS: Final = {name: _final(name) for name in ("supporting_fact_f1", "joint_f1")}
+_CITATION_TERMS: Final = {
+    "supporting_fact_f1": final_metric("supporting_fact_f1"),
+    "joint_f1": final_metric("joint_f1"),
+}
 
 
 class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
@@ -128,6 +127,12 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
         super().begin_episode()
         self._reader.close()
         self._notebook.clear()
+
+    def on_answer(self, answer: str) -> NewConversation | None:
+        following = super().on_answer(answer)
+        if self.noted["exact_match"] and self.gold_keys():
+            self.noted["new_gold_passage"] = self._progress.advance(1.0)
+        return following
 
     def _show_page(self, page: Page) -> Page:
         text = self.planted_text(page.passage)

@@ -4,6 +4,7 @@ Reward terms and metrics compare the answer with gold answers, and the retrieved
 gold passages.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from agent_envs.core.rewards import (
@@ -97,6 +98,16 @@ class RetrievalQAEnv(ToolEnv):
         if self.is_injected:
             self._injection = Injection(self.task, next(iter(self.gold_keys()), None))
         self._num_injections_shown, self._has_obeyed = 0, False
+        self._scores: list[tuple[float, float]] = []
+
+    @property
+    def num_questions(self) -> int:
+        """The number of questions of an episode."""
+        return 1
+
+    def expected_answers(self) -> Sequence[str]:
+        """Return the gold answers of the current question."""
+        return self.task.answers
 
     def gold_keys(self) -> tuple[str, ...]:
         """Return the keys of the gold passages, each once; none if unknown."""
@@ -118,17 +129,13 @@ class RetrievalQAEnv(ToolEnv):
         text = self.planted_text(passage)
         return passage if text is None else replace(passage, text=f"{passage.text}\n{text}")
 
-    def note_answer(self, answer: str) -> None:
-        """Record whether an answer is the planted one."""
-        self._has_obeyed |= self._injection is not None and self._injection.is_answer(answer)
-
     def on_answer(self, answer: str) -> NewConversation | None:
-        """Score the answer; a right one earns the rest of ``new_gold_passage``."""
-        self.note_answer(answer)
-        self.noted["exact_match"] = exact_match(answer, self.task.answers)
-        self.noted["f1"] = self.f1_rule(answer, self.task.answers)
-        if self.noted["exact_match"] and self.gold_keys():
-            self.noted["new_gold_passage"] = self._progress.advance(1.0)
+        self._has_obeyed |= self._injection is not None and self._injection.is_answer(answer)
+        gold = self.expected_answers()
+        em, f1_score = exact_match(answer, gold), self.f1_rule(answer, gold)
+        self._scores.append((em, f1_score))
+        self.noted["exact_match"] = em / self.num_questions
+        self.noted["f1"] = f1_score / self.num_questions
         return None
 
     def on_result(self, action: ParsedAction, result: ToolResult) -> None:
@@ -150,11 +157,10 @@ class RetrievalQAEnv(ToolEnv):
         self._queries.add(query)
 
     def metrics(self) -> dict[str, float]:
-        em = f1_score = 0.0
-        if self.answer is not None:
-            em = exact_match(self.answer, self.task.answers)
-            f1_score = self.f1_rule(self.answer, self.task.answers)
-        measured = {"exact_match": em, "f1": f1_score, "success": em}
+        em, f1_score = (
+            sum(each[i] for each in self._scores) / self.num_questions for i in range(2)
+        )
+        measured = {"exact_match": em, "f1": f1_score, "success": float(em == 1.0)}
         if gold := self.gold_keys():
             measured["gold_passage_recall"] = len(self._found) / len(gold)
         measured |= super().metrics()

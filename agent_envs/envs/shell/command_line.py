@@ -6,7 +6,7 @@ from typing import Any, Final
 import numpy as np
 
 from agent_envs.core.lookup import lookup
-from agent_envs.core.rewards import Progress, StepEvent, format_term, noted_terms
+from agent_envs.core.rewards import Progress, final_metric, format_term, noted_terms
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import Tool
 from agent_envs.core.tool_env import ToolEnv
@@ -18,11 +18,6 @@ from agent_envs.tools.code import describe, run_shell, shared_sandbox
 
 ALL_KINDS: Final = {**KINDS, **CONFLICT_KINDS}
 MAX_DIFFICULTY: Final = 3
-
-
-def solved_term(env: "CommandLineEnv", event: StepEvent) -> float:
-    """Return 1 at the end if the folder is as required; outcome."""
-    return float(event.is_last and env.share_right == 1.0)
 
 
 class CommandLineEnv(ToolEnv):
@@ -46,7 +41,11 @@ class CommandLineEnv(ToolEnv):
     Version history: v0, first version.
     """
 
-    reward_functions = {"solved": solved_term, **noted_terms("progress"), "format": format_term}
+    reward_functions = {
+        "solved": final_metric("success"),
+        **noted_terms("progress"),
+        "format": format_term,
+    }
     default_rewards = {"solved": 1.0, "progress": 0.1, "format": 0.02}
     computes_only = True
     outcome_terms = frozenset({"solved"})

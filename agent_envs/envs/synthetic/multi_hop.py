@@ -9,13 +9,11 @@ import numpy as np
 from agent_envs.core.lookup import lookup
 from agent_envs.core.rewards import Earnings, noted_terms
 from agent_envs.core.tasks import Task
-from agent_envs.core.tool import ToolError
 from agent_envs.core.tool_env import ENDLESS, NewConversation
 from agent_envs.envs.qa.retrieval import RetrievalQAEnv
 from agent_envs.envs.synthetic import world as worlds
 from agent_envs.errors import ConfigurationError
 from agent_envs.retrieval import Corpus, Hit, Passage, Retriever, build_retriever
-from agent_envs.scoring import exact_match, f1
 from agent_envs.tools.search import make_search_tool
 
 SPLITS: Final[Mapping[str, int]] = {"train": 0, "test": ENDLESS}
@@ -31,8 +29,7 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
     answer, and a share of 0.2 for each gold fact that a search finds first), and ``all_correct`` at
     the end. The episode ends with the last answer.
 
-    ``AgentR1/SyntheticLongHorizon-v0`` asks three questions in a row, which take 9 turns and share
-    the turns and ``max_searches``.
+    ``AgentR1/SyntheticLongHorizon-v0`` asks three questions in a row, which take 9 turns.
 
     Version history: v0, first version.
     """
@@ -51,7 +48,6 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
         top_k: int | Sequence[int] = 2,
         questions: int = 1,
         outdated: float = 0.0,
-        max_searches: int | None = None,
         **shared: Any,
     ) -> None:
         """Set up the family. Of arguments that are lists, each task draws one entry.
@@ -69,7 +65,6 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
             top_k: Maximal number of facts per search.
             questions: Number of questions about one world, each in a separate conversation.
             outdated: Share of the worlds with an outdated version of each fact, 0 to 1.
-            max_searches: Maximal number of searches of an episode.
             shared: Arguments of `ToolEnv`.
         """
         lengths, starts, variants = _several(hops), _several(start), _several(variant)
@@ -77,20 +72,17 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
         if not lengths or not set(lengths) <= set(range(1, worlds.MAX_HOPS + 1)):
             raise ConfigurationError(f"hops must be 1 to {worlds.MAX_HOPS}, not {hops}.")
         least = {"top_k": min(shown, default=0), "questions": questions, "variant": len(variants)}
-        for name, value in (least | {"max_searches": max_searches}).items():
-            if value is not None and value < 1:
+        for name, value in least.items():
+            if value < 1:
                 raise ConfigurationError(f"{name} must be at least 1, not {value}.")
         if not 0.0 <= outdated <= 1.0:
             raise ConfigurationError(f"outdated must be a share from 0 to 1, not {outdated}.")
+        for kind in starts:
+            lookup(worlds.STARTS, kind, kind="start")
         for name in variants:
-            reached = [
-                worlds.reach(
-                    lookup(worlds.VARIANTS, name, kind="variant"),
-                    lookup(worlds.STARTS, kind, kind="start"),
-                )
-                for kind in starts
-            ]
-            if max(lengths) > (most := max(reached, default=0)):
+            relations = lookup(worlds.VARIANTS, name, kind="variant")
+            most = max((worlds.reach(relations, kind) for kind in starts), default=0)
+            if max(lengths) > most:
                 raise ConfigurationError(
                     f"start={list(starts)}: in variant {name!r} questions from there have at most "
                     f"{most} hops, not {max(lengths)}. Add 'film', or ask for fewer hops."
@@ -100,7 +92,7 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
             raise ConfigurationError("variant 'injected' cannot be mixed with others.")
         self._first_seed = lookup(SPLITS, split, kind="split")
         self._family = _Family(variants, lengths, questions, float(outdated), shown, starts)
-        self._split, self._max_searches = split, max_searches
+        self._split = split
         search = make_search_tool(self, top_k=max(shown), show=self.show_passage)
         super().__init__(default_tools=[search], **shared)
 
@@ -114,10 +106,6 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
     @property
     def num_questions(self) -> int:
         return self._family.questions
-
-    @property
-    def is_all_correct(self) -> bool:
-        return sum(self.is_correct) == self.num_questions
 
     def get_task(self, index: int) -> Task:
         world, questions, self.retriever, self._top_k = _episode(
@@ -137,26 +125,19 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
 
     def begin_episode(self) -> None:
         super().begin_episode()
-        self.is_correct: list[bool] = []
-        self.f1_scores: list[float] = []
-        self._num_searches = 0
+        self._questions: tuple[worlds.Question, ...] = self.task.data["questions"]
+
+    def expected_answers(self) -> Sequence[str]:
+        return (self._questions[len(self._scores)].answer,)
 
     def on_answer(self, answer: str) -> NewConversation | None:
-        questions: tuple[worlds.Question, ...] = self.task.data["questions"]
-        self.note_answer(answer)
-        expected = (questions[len(self.is_correct)].answer,)
-        self.is_correct.append(exact_match(answer, expected) == 1.0)
-        self.f1_scores.append(f1(answer, expected))
-        self.noted["exact_match"] = self.is_correct[-1] / self.num_questions
-        self.noted["f1"] = self.f1_scores[-1] / self.num_questions
-        self.noted["all_correct"] = float(self.is_all_correct)
-        number = len(self.is_correct)
-        return NewConversation(questions[number].text) if number < len(questions) else None
+        super().on_answer(answer)
+        self.noted["all_correct"] = self.metrics()["success"]
+        if len(self._scores) == self.num_questions:
+            return None
+        return NewConversation(self._questions[len(self._scores)].text)
 
     def search(self, query: str, top_k: int) -> list[Hit]:
-        if self._max_searches is not None and self._num_searches >= self._max_searches:
-            raise ToolError(f"no search left : all {self._max_searches} are used . answer now .")
-        self._num_searches += 1
         return super().search(query, min(top_k, self._top_k))
 
     def gold_keys(self) -> tuple[str, ...]:
@@ -166,14 +147,6 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
     def passage_key(self, passage: Passage) -> str:
         """Return the sentence, since facts share titles."""
         return passage.text
-
-    def metrics(self) -> dict[str, float]:
-        """Measure the episode as if it ended now; success means that all answers are right."""
-        return super().metrics() | {
-            "exact_match": sum(self.is_correct) / self.num_questions,
-            "f1": sum(self.f1_scores) / self.num_questions,
-            "success": float(self.is_all_correct),
-        }
 
     def reference_actions(self) -> list[str]:
         actions = []

@@ -160,7 +160,6 @@ ARGUMENTS: Final[Mapping[str, Check]] = {
     "hops": _some(_number(1, 8)),
     "kinds": _some(_name),
     "max_episode_steps": _number(1, 1_000),
-    "max_searches": _number(1, 1_000),
     "objects": _number(1, 20),
     "optional_tools": _some(_name),
     "outdated": _number(0, 10),

@@ -91,17 +91,6 @@ def test_a_share_of_the_worlds_is_outdated():
     assert 10 < num_outdated < 30
 
 
-def test_searches_beyond_the_budget_are_tool_errors():
-    env = make(ID, task=1, max_searches=1)
-    first, second, _ = env.unwrapped.reference_actions()
-    assert "error" not in env.step(first)[4]["action"]
-    observation, *_, info = env.step(second)
-    assert info["action"]["error"] == "tool_error"
-    assert "no search left" in observation
-    env.reset(options={"task": 1})
-    assert "error" not in env.step(first)[4]["action"]
-
-
 def test_each_task_draws_from_lists_of_arguments_and_snapshots_keep_the_draw():
     arguments = {"variant": ["default", "relations"], "top_k": [1, 3], "hops": [1, 2]}
     env, other = gym.make(ID, **arguments), gym.make(ID, **arguments)
@@ -126,7 +115,6 @@ def test_each_task_draws_from_lists_of_arguments_and_snapshots_keep_the_draw():
         (ID, {"top_k": [2, 0]}, "top_k must be at least 1, not 0"),
         (ID, {"variant": ["default", "injected"]}, "cannot be mixed"),
         (ID, {"variant": ["default", "paraphrased"]}, "Unknown variant 'paraphrased'"),
-        (ID, {"max_searches": 0}, "max_searches"),
         (ID, {"hops": [2, 9]}, "hops"),
         (ID, {"outdated": 1.5}, "outdated"),
         (ID, {"start": "company", "hops": 3}, "start="),
