@@ -1,24 +1,22 @@
 """Costs of steps and vector environments: ``python -m benchmarks.performance.environments``."""
 
-import argparse
 import functools
 import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final
 
-from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from gymnasium.wrappers import TimeLimit
 
 from agent_envs import Task, ToolEnv, tool
 from agent_envs.core.vector_env import ThreadVectorEnv
-from agent_envs.data.files import write_json
 from benchmarks.performance.interleaved import seconds_of
 
 TOOL_SECONDS: Final = 0.1
+NUM_EPISODES: Final = 10
+NUM_MEMBERS: Final = 64
 TURNS: Final = (1, 10, 100, 1000)
 
 
@@ -46,12 +44,12 @@ class NoWorkEnv(ToolEnv):
         return Task(id="0", question="Where?", answers=("here",))
 
 
-def measure_overhead(rounds: int) -> dict[str, float]:
+def measure_overhead() -> dict[str, float]:
     """Return medians over episodes, in microseconds: of the reset and of some turns."""
     env = TimeLimit(NoWorkEnv(), 10**9)
     call = env.unwrapped.write_call("search", query="x")  # type: ignore[attr-defined]
     episodes = []
-    for _ in range(rounds + 1):  # the first episode warms up
+    for _ in range(NUM_EPISODES + 1):  # the first episode warms up
         times = [seconds_of(env.reset), *(seconds_of(env.step, call) for _ in range(max(TURNS)))]
         episodes.append(times)
     names = {"reset": 0} | {f"turn {turn}": turn for turn in TURNS}
@@ -61,42 +59,30 @@ def measure_overhead(rounds: int) -> dict[str, float]:
     }
 
 
-def measure_vectors(members: int) -> dict[str, dict[str, float]]:
-    """Time steps of many members whose tool waits 100 ms, in our and Gymnasium's classes."""
+def measure_vectors() -> dict[str, float]:
+    """Return the seconds of a step of all members whose tool waits 100 ms, ours and Gymnasium's."""
     make = functools.partial(NoWorkEnv, TOOL_SECONDS)
-    processes = functools.partial(AsyncVectorEnv, shared_memory=False)
-    kinds: dict[str, tuple[Callable[..., VectorEnv[Any, Any, Any]], int]] = {
-        "ours (threads)": (ThreadVectorEnv, 5),
-        "Gymnasium, async (processes)": (processes, 5),
-        "Gymnasium, sync": (SyncVectorEnv, 1),
-    }
-    actions = [make().write_call("search", query="x")] * members
+    actions = [make().write_call("search", query="x")] * NUM_MEMBERS
     results = {}
-    for name, (kind, num_steps) in kinds.items():
-        envs = kind([make] * members)
+    for name, kind in {
+        "ours (threads)": ThreadVectorEnv,
+        "Gymnasium, async (processes)": functools.partial(AsyncVectorEnv, shared_memory=False),
+        "Gymnasium, sync": SyncVectorEnv,
+    }.items():
+        envs = kind([make] * NUM_MEMBERS)
         envs.reset(seed=0)
-        seconds = statistics.median(seconds_of(envs.step, actions) for _ in range(num_steps))
+        results[name] = statistics.median(seconds_of(envs.step, actions) for _ in range(3))
         envs.close()
-        results[name] = {"seconds": seconds, "times sequential": members * TOOL_SECONDS / seconds}
     return results
 
 
 def main() -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=10, help="episodes of 1,000 turns")
-    parser.add_argument("--members", type=int, default=64, help="of vector environments")
-    parser.add_argument("--output", type=Path, help="JSON file of the figures")
-    options = parser.parse_args()
     results = {
-        "microseconds of a step without tool work": measure_overhead(options.rounds),
-        f"step of {options.members} members with a tool of 100 ms": measure_vectors(
-            options.members
-        ),
+        "microseconds of a step without tool work": measure_overhead(),
+        f"seconds of a step of {NUM_MEMBERS} members with a tool of 100 ms": measure_vectors(),
     }
     sys.stdout.write(json.dumps(results, indent=2) + "\n")
-    if options.output:
-        write_json(options.output, results)
 
 
 if __name__ == "__main__":

@@ -55,17 +55,17 @@ class Settings:
     step_model: str = EMBEDDED
     """Model of whole optimiser steps; any but the embedded policy follows a script."""
     gradient_model: str = "1.5M"
-    """Model of gradients on merged and separate rows, and of peak memory."""
-    num_questions: int = 16
+    """Model of gradients on merged and separate rows."""
+    num_episodes: int = 128
+    """Episodes of an optimiser step."""
     num_generations: int = 8
     num_steps: tuple[int, ...] = (4, 8, 16)
     """Lengths of the trajectories whose rows are merged."""
-    memory_steps: tuple[int, ...] = (1, 4, 8, 16)
     num_trajectories: int = 8
     """Synthetic trajectories per batch."""
     token_budget: int = 4096
     """``max_tokens_per_micro_batch``."""
-    num_episodes: int = 64
+    num_slow_episodes: int = 64
     """Episodes with slow tools."""
     num_calls: int = 5
     """Tool calls of each of them."""

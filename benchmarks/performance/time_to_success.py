@@ -4,10 +4,11 @@
 this checkout and of the Git reference, interleaved and with the same seeds. The checkpoints of both
 are evaluated on the same held-out tasks: two hops in the first phrasing, which every version trains
 on. Seconds are those of the optimiser steps until the first of two consecutive checkpoints that
-solve 90 %.
+solve 90 %. Each run is printed as a line of JSON.
 """
 
 import argparse
+import functools
 import io
 import itertools
 import json
@@ -18,12 +19,9 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from agent_envs.data.files import write_json
-from agent_leaderboard.report.visible_text import markdown_table
 from benchmarks.performance.interleaved import measure_interleaved
 from benchmarks.performance.models import ENVIRONMENT
 
@@ -39,8 +37,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--num_tasks", type=int, default=300, help="held-out tasks")
     parser.add_argument("--every", type=int, default=2, help="optimiser steps between checkpoints")
-    parser.add_argument("--options", default="", help="further options of agent-r1-train, for both")
-    parser.add_argument("--output", type=Path, help="JSON file of the figures")
     options = parser.parse_args(arguments)
     root = Path(__file__).resolve().parents[2]
     with tempfile.TemporaryDirectory() as folder:
@@ -50,13 +46,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with tarfile.open(fileobj=io.BytesIO(packed)) as files:
             files.extractall(other, filter="data")
         sides = {
-            name: partial(_train, checkout, Path(folder) / name, iter(options.seeds), options)
+            name: functools.partial(_train, name, checkout, iter(options.seeds), options)
             for name, checkout in (("this", root), (options.against, other))
         }
-        runs = measure_interleaved(sides, len(options.seeds), description="training")
-    sys.stdout.write(report(runs))
-    if options.output is not None:
-        write_json(options.output, {"seeds": options.seeds, "runs": runs})
+        measure_interleaved(sides, len(options.seeds), description="training")
 
 
 def summarize(steps: Sequence[Mapping[str, float]], solved: Mapping[int, float]) -> dict[str, Any]:
@@ -67,73 +60,42 @@ def summarize(steps: Sequence[Mapping[str, float]], solved: Mapping[int, float])
         solved: Success by number of steps, of the evaluated checkpoints.
     """
     means = {n: statistics.fmean(s.get(f"time/{n}_seconds", 0.0) for s in steps) for n in _TIMES}
-    seconds = list(itertools.accumulate(sum(s[f"time/{n}_seconds"] for n in _OF_A_STEP)
-                                        for s in steps))  # fmt: skip
+    of_steps = (sum(s[f"time/{n}_seconds"] for n in _OF_A_STEP) for s in steps)
+    seconds = list(itertools.accumulate(of_steps))
     pairs = itertools.pairwise(sorted(solved))
     reached = next((a for a, b in pairs if solved[a] >= GOAL and solved[b] >= GOAL), None)
     return {
         "reached": reached and {"steps": reached, "seconds": seconds[reached - 1]},
-        "solved": {str(number): solved[number] for number in sorted(solved)},
+        "solved": solved,
         "seconds_per_step": means,
     }
 
 
-def report(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """Return the table, and the ratio of both versions."""
-    lines = [
-        [
-            name,
-            str(run["seed"]),
-            f"{run['reached']['seconds']:.1f}" if run["reached"] else "never",
-            str(run["reached"]["steps"]) if run["reached"] else "",
-            f"{100 * run['held_out_success']:.1f} %",
-            *(f"{value:.3f}" for value in run["seconds_per_step"].values()),
-        ]
-        for name, own in runs.items()
-        for run in own
-    ]
-    head = ["version", "seed", "seconds to 90 %", "steps", "held out"]
-    pairs = [
-        a["reached"]["seconds"] / b["reached"]["seconds"]
-        for a, b in zip(*runs.values(), strict=True)
-        if a["reached"] and b["reached"]
-    ]
-    ratio = "No seed reached 90 % in both versions."
-    if pairs:
-        ratio = (
-            "Ratio of seconds to 90 %, this version to the other, by seed: "
-            f"{' '.join(f'{r:.2f}' for r in pairs)}; median {statistics.median(pairs):.2f}."
-        )
-    return f"{markdown_table([*head, *(f'{n} s/step' for n in _TIMES)], lines)}\n\n{ratio}\n"
-
-
-def _train(
-    checkout: Path, folder: Path, seeds: Iterator[int], options: argparse.Namespace
-) -> dict[str, Any]:
+def _train(name: str, checkout: Path, seeds: Iterator[int], options: argparse.Namespace) -> None:
     """Train a version with the next seed and evaluate its checkpoints until two reach the goal."""
     seed = next(seeds)
-    output = folder.with_name(f"{folder.name}-{seed}")
-    run = partial(_run, checkout)
-    run(
-        "train", "--seed", str(seed), "--output_dir", str(output), "--num_eval_tasks", "0",
-        "--save_strategy", "steps", "--save_steps", str(options.every),
-        "--save_total_limit", "1000", *options.options.split(),
-    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "run"
+        _run(checkout, "train", "--seed", str(seed), "--output_dir", str(output),
+             "--num_eval_tasks", "0", "--save_strategy", "steps", "--save_steps",
+             str(options.every), "--save_total_limit", "1000")  # fmt: skip
 
-    def success(model: Path) -> float:
-        result = output / "two_hops.json"
-        run("evaluate", "--model", str(model), "--output", str(result), "--env", ENVIRONMENT,
-            "--env_kwargs", '{"split": "test"}', "--num_tasks", str(options.num_tasks))  # fmt: skip
-        return float(json.loads(result.read_text(encoding="utf-8"))["metrics"]["success"])
+        def success(model: Path) -> float:
+            result = Path(folder) / "two_hops.json"
+            _run(checkout, "evaluate", "--model", str(model), "--output", str(result),
+                 "--env", ENVIRONMENT, "--env_kwargs", '{"split": "test"}',
+                 "--num_tasks", str(options.num_tasks))  # fmt: skip
+            return float(json.loads(result.read_text(encoding="utf-8"))["metrics"]["success"])
 
-    lines = (output / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    steps = [row for row in map(json.loads, lines) if "time/rollout_seconds" in row]
-    solved: dict[int, float] = {}
-    for number in sorted(int(path.name.split("-")[1]) for path in output.glob("checkpoint-*")):
-        solved[number] = success(output / f"checkpoint-{number}")
-        if all(value >= GOAL for value in [0.0, *solved.values()][-2:]):
-            break
-    return summarize(steps, solved) | {"seed": seed, "held_out_success": success(output)}
+        lines = (output / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        steps = [row for row in map(json.loads, lines) if "time/rollout_seconds" in row]
+        solved: dict[int, float] = {}
+        for number in sorted(int(path.name.split("-")[1]) for path in output.glob("checkpoint-*")):
+            solved[number] = success(output / f"checkpoint-{number}")
+            if all(value >= GOAL for value in [0.0, *solved.values()][-2:]):
+                break
+        found = {"version": name, "seed": seed, "held_out_success": success(output)}
+    sys.stdout.write(json.dumps(found | summarize(steps, solved)) + "\n")
 
 
 def _run(checkout: Path, command: str, *arguments: str) -> None:

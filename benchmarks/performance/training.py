@@ -6,6 +6,7 @@ pairs.
 
 import argparse
 import dataclasses
+import functools
 import os
 import platform
 import sys
@@ -19,49 +20,31 @@ import trl
 from tqdm.auto import tqdm
 
 from agent_envs.data.files import write_json
-from benchmarks.performance.gradients import measure_memory, measure_merging
+from benchmarks.performance.gradients import measure_merging
 from benchmarks.performance.models import DEVICE_DEFAULTS, Settings, quieten
-from benchmarks.performance.rollouts import measure_rollouts
-from benchmarks.performance.step_time import measure_step_time
+from benchmarks.performance.steps import measure_rollouts, measure_steps
 
 PARTS: Final[Mapping[str, Callable[[Settings], dict[str, Any]]]] = {
-    "step_time_vs_trl": lambda settings: {"step_time_vs_trl": measure_step_time(settings)},
-    "merged_vs_rows": lambda settings: {"merged_vs_rows": measure_merging(settings)},
-    "rollouts": measure_rollouts,
-    "memory_vs_budget": lambda settings: {"memory_vs_budget": measure_memory(settings)},
+    "step_vs_trl": measure_steps,
+    "slow_tools_vs_trl": functools.partial(measure_steps, has_slow_tools=True),
+    "slow_tools_vs_ideal": measure_rollouts,
+    "merged_vs_rows": measure_merging,
 }
-"""Results by part; ``rollouts`` gives ``rollout_vs_trl`` and ``rollout_vs_ideal``."""
+"""The comparisons; ``merged_vs_rows`` has a result by number of steps."""
 
 
-def measure(settings: Settings, parts: Sequence[str] = tuple(PARTS)) -> dict[str, Any]:
-    """Return a result per comparison; see `benchmarks.performance.interleaved.compare`.
-
-    ``merged_vs_rows`` and ``memory_vs_budget`` have one by number of steps.
-    """
-    results: dict[str, Any] = {"machine": _machine(settings)}
-    for part in tqdm(parts, desc="parts"):
-        results |= PARTS[part](settings)
-    return results
-
-
-def describe(results: Mapping[str, Any]) -> list[str]:
-    """Return a line per comparison."""
-    lines = []
-    for name, result in results.items():
-        if name == "machine":
-            continue
-        for steps, one in ({"": result} if "median" in result else result).items():
-            lines.append(
-                f"{name + (f'[{steps}]' if steps else ''):22} {one['median']:7.3f}   "
-                f"({one['min']:.3f} to {one['max']:.3f})"
-            )
-            if speed := one.get("merged"):
-                share = speed["model_flops_utilisation"]
-                lines.append(
-                    f"{'':22} {speed['tokens_per_second']:,.0f} tokens per second, "
-                    f"{speed['model_flops_per_second'] / 1e12:.3g} model TFLOP/s"
-                    + ("" if share is None else f", {share:.1%} of the device's peak")
-                )
+def describe(name: str, result: Mapping[str, Any]) -> list[str]:
+    """Return the lines of a comparison."""
+    if "median" not in result:
+        return [line for steps, one in result.items() for line in describe(f"{name}[{steps}]", one)]
+    lines = [f"{name:22} {result['median']:7.3f}   ({result['min']:.3f} to {result['max']:.3f})"]
+    if speed := result.get("merged"):
+        share = speed["model_flops_utilisation"]
+        lines.append(
+            f"{'':22} {speed['tokens_per_second']:,.0f} tokens per second, "
+            f"{speed['model_flops_per_second'] / 1e12:.3g} model TFLOP/s"
+            + ("" if share is None else f", {share:.1%} of the device's peak")
+        )
     return lines
 
 
@@ -85,22 +68,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     settings = DEVICE_DEFAULTS[options.device]
     if options.rounds is not None:
         settings = dataclasses.replace(settings, rounds=options.rounds)
-    results = measure(settings, options.parts)
-    sys.stdout.write("\n".join(describe(results)) + "\n")
+    results: dict[str, Any] = {
+        "machine": {
+            "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+            "cpus": os.cpu_count(),
+            "python": platform.python_version(),
+            **{module.__name__: module.__version__ for module in (torch, transformers, trl)},
+            "settings": dataclasses.asdict(settings),
+        }
+    }
+    for part in tqdm(options.parts, desc="parts"):
+        results[part] = PARTS[part](settings)
+        sys.stdout.write("\n".join(describe(part, results[part])) + "\n")
     if options.output:
         write_json(options.output, results)
-
-
-def _machine(settings: Settings) -> dict[str, Any]:
-    is_cuda = settings.device == "cuda"
-    return {
-        "device": torch.cuda.get_device_name() if is_cuda else platform.machine(),
-        "cpus": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        **{module.__name__: module.__version__ for module in (torch, transformers, trl)},
-        "settings": dataclasses.asdict(settings),
-    }
 
 
 if __name__ == "__main__":

@@ -1,39 +1,43 @@
-"""``python -m agent_trainers.experimental.values``: train a process value.
+"""Train a process value: ``python -m agent_trainers.experimental.values episodes.jsonl.gz``.
 
-Collects episodes and, from states on the way, continuations (`Rollout.branch`); the critic, a copy
-of the policy's model with a value head, learns their mean outcome. Tasks are collected in portions,
-one file each, so that the same command resumes after an interruption.
+The value is a critic that starts as a copy of the policy's model with a value head. Every state of
+the episodes, and every action in it, has the outcome of its episode as its label. Labels are fitted
+by least squares (a proper scoring rule), so a value is an expectation on the scale of PPO's critic.
+Tasks are split into three sets: training, choice of the epoch, and test.
 """
 
-import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
+import torch
+from torch import nn
 from tqdm.auto import tqdm
+from transformers import get_linear_schedule_with_warmup
 from transformers.hf_argparser import HfArg
 
 from agent_envs.core.lookup import lookup
 from agent_envs.data.files import write_json
-from agent_envs.errors import ConfigurationError
+from agent_envs.errors import ConfigurationError, DataError
 from agent_trainers.cli.arguments import check_range, notifier, parse, run_command
-from agent_trainers.cli.collect import open_portions, play_portions
-from agent_trainers.cli.policies import (
-    FittedEnvironment,
-    PolicyArguments,
-    check_episodes,
-    check_policy,
-    open_policy,
-)
-from agent_trainers.rollout.collector import Rollout
-from agent_trainers.rollout.evaluation import plan_samples
-from agent_trainers.trajectory import Trajectory
+from agent_trainers.cli.policies import model_path
+from agent_trainers.experimental.diagnose import name_file
+from agent_trainers.experimental.values.process_value import hidden_states, split_by_tokens
+from agent_trainers.policies.models import load_tokenizer
+from agent_trainers.trainers.ppo import CriticModel, save_critic
+from agent_trainers.trajectory import Trajectory, load_trajectories
 
 PROGRAM: Final = "python -m agent_trainers.experimental.values"
 RESULTS_FILE: Final = "value.json"
+ROWS_PER_STEP: Final = 16
+"""Rows per optimiser step; larger batches take too few steps to learn more than the mean."""
+NUM_BINS: Final = 10
+_HELD_OUT: Final = 0.1
+_MAX_GRADIENT_NORM: Final = 1.0
+_WARMUP: Final = 0.1
 _TINY_VOCABULARY: Final = 1000
 notify = notifier(PROGRAM)
 _TARGETS: Final = {
@@ -43,15 +47,19 @@ _TARGETS: Final = {
 
 
 @dataclass
-class ValueArguments(PolicyArguments):
+class ValueArguments:
     """Options of the command."""
 
-    num_tasks: int = HfArg(
-        default=1500,
-        help="Number of tasks, from the first. Generalisation depends on it more than on the "
-        "number of branches.",
+    trajectories: str | None = HfArg(
+        default=None,
+        help="File of episodes, as agent-r1-eval collect writes it. Generalisation depends on the "
+        "number of its tasks.",
     )
-    branches: int = HfArg(default=1, help="Continuations from a random state of each episode.")
+    model: str | None = HfArg(
+        default=None,
+        help="The model that acted: its name on the hub, or a folder; the embedded policy if not "
+        "given.",
+    )
     target: str = HfArg(
         default="success",
         help=f"Meaning of a value. {'; '.join(f'{k}: {v}' for k, v in _TARGETS.items())}.",
@@ -61,101 +69,45 @@ class ValueArguments(PolicyArguments):
     learning_rate: float | None = HfArg(
         default=None, help="By default 1e-3 for tiny models, else 1e-5."
     )
-    tasks_at_once: int = HfArg(default=64, help="Tasks per saved portion.")
     seed: int = HfArg(default=0, help="Seed of all draws.")
     output_dir: str = HfArg(default="runs/value", help="Folder for the critic.")
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Collect, train and measure."""
+    """Train a critic on the episodes of a file, and measure it."""
     options = parse(
-        arguments,
+        name_file(arguments),
         ValueArguments,
         program=PROGRAM,
-        description="Train a critic on how branches of episodes end.",
+        description="Train a critic on how episodes end.",
     )
-    _check(options)
-    folder = Path(options.output_dir)
-    result = folder / RESULTS_FILE
-    with open_portions(options, folder, "--output_dir", result, notify) as environment:
-        episodes = _collect(options, environment, folder / "branches")
-        _train(options, environment, episodes, folder)
-
-
-def _check(options: ValueArguments) -> None:
-    check_range(options, "at least 1", lambda value: value >= 1, "epochs", "branches",
-                "tasks_at_once")  # fmt: skip
-    check_range(options, "at least 3 (training, choice and test)",
-                lambda value: value >= 3, "num_tasks")  # fmt: skip
+    check_range(options, "at least 1", lambda value: value >= 1, "epochs")
     check_range(options, "in [0, 1]", lambda value: 0 <= value <= 1, "gamma")
     check_range(options, "positive", lambda value: value > 0, "learning_rate")
     lookup(_TARGETS, options.target, kind="target")
-    check_policy(options)
-    if options.base_url is not None:
-        raise ConfigurationError(
-            "--base_url: the critic starts from the weights of the policy's model, which a server "
-            "does not provide. Pass a local --model."
-        )
-
-
-def _collect(
-    options: ValueArguments, environment: FittedEnvironment, parts: Path
-) -> list[Trajectory]:
-    """Return all episodes, and continuations from some of their states."""
-    with open_policy(options, environment) as policy:
-
-        def play(tasks: Sequence[int]) -> list[Trajectory]:
-            rng = np.random.default_rng([options.seed, *tasks, len(tasks)])
-            rollout = Rollout(environment.make_env, policy)
-            with contextlib.closing(rollout):
-                episodes = rollout.collect(plan_samples(tasks, 1, options.seed))
-                states = [
-                    (episode, int(rng.integers(len(episode.transitions))))
-                    for episode in episodes
-                    if episode.is_scorable
-                ]
-                branches = rollout.branch_many(states, options.branches, rng=rng)
-            episodes += [branch for same in branches.continuations for branch in same]
-            check_episodes(episodes)
-            return episodes
-
-        parts.mkdir(exist_ok=True)
-        return [t for part in play_portions(options, environment, parts, play) for t in part]
-
-
-def _train(
-    options: ValueArguments,
-    environment: FittedEnvironment,
-    episodes: Sequence[Trajectory],
-    folder: Path,
-) -> None:
-    import torch
-
-    from agent_trainers.experimental.values import training
-    from agent_trainers.trainers.ppo import CriticModel, save_critic
-
+    if options.trajectories is None:
+        raise ConfigurationError(f"Pass a file of episodes: {PROGRAM} episodes.jsonl.gz")
+    folder = Path(options.output_dir)
+    if (folder / RESULTS_FILE).exists():
+        raise ConfigurationError(f"--output_dir: {folder / RESULTS_FILE} exists.")
     rng = np.random.default_rng(options.seed)
-    sets = training.make_sets(episodes, options.target, options.gamma, rng)
+    episodes = list(load_trajectories(options.trajectories))
+    sets = make_sets(episodes, options.target, options.gamma, rng)
     torch.manual_seed(options.seed)
-    critic = CriticModel(environment.model)
+    model = model_path(options)
+    critic, tokenizer = CriticModel(model), load_tokenizer(model)
     if torch.accelerator.is_available():
         critic.to(torch.accelerator.current_accelerator())
     is_tiny = critic.body.config.get_text_config().vocab_size < _TINY_VOCABULARY
     learning_rate = options.learning_rate or (1e-3 if is_tiny else 1e-5)
-    epochs = training.fit(critic, sets, epochs=options.epochs, learning_rate=learning_rate, rng=rng)
+    epochs = fit(critic, sets, epochs=options.epochs, learning_rate=learning_rate, rng=rng)
     errors = list(tqdm(epochs, total=options.epochs, desc="training", unit="epoch"))
-    measured = training.measure(critic, sets.test)
+    measured = measure(critic, sets.test)
     critic.body.config.save_pretrained(folder)
-    environment.tokenizer.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     save_critic(critic.cpu(), folder)
-    results = {
-        **dataclasses.asdict(options),
-        "env_kwargs": environment.env_kwargs,
-        "num_episodes": len(episodes),
-        "errors": errors,
-        "reliability": measured._asdict(),
-    }
-    write_json(folder / RESULTS_FILE, results)
+    results = {"num_episodes": len(episodes), "errors": errors, "reliability": measured._asdict()}
+    write_json(folder / RESULTS_FILE, dataclasses.asdict(options) | results)
     notify(
         f"Held-out tasks: squared error {measured.mean_squared_error:.3f} (of the mean "
         f"{measured.mean_squared_error_of_mean:.3f}), correlation {measured.correlation:.3f}, "
@@ -163,6 +115,153 @@ def _train(
     )
     notify(f"Search with it: python -m agent_trainers.experimental.search --value {folder}")
     notify(f"Initialise PPO with it: agent-r1-train --algorithm step_ppo --critic_model {folder}")
+
+
+class Example(NamedTuple):
+    """A sequence of tokens with labels at some of them."""
+
+    ids: list[int]
+    places: list[int]
+    """Positions of the last token of each state and of each action."""
+    outcomes: list[float]
+    """Their labels."""
+
+
+class ExampleSets(NamedTuple):
+    """Examples of disjoint sets of tasks."""
+
+    train: list[Example]
+    choice: list[Example]
+    test: list[Example]
+
+
+class Reliability(NamedTuple):
+    """Agreement of predictions with observed outcomes, in the unit of the outcomes."""
+
+    calibration_error: float
+    """Expected calibration error over bins of equal size (Naeini et al., AAAI 2015;
+    arXiv:1909.10155)."""
+    mean_squared_error: float
+    """Includes the noise of the outcomes."""
+    mean_squared_error_of_mean: float
+    """Error of the constant prediction of the mean."""
+    correlation: float
+    """NaN if predictions or outcomes are constant."""
+
+
+def make_examples(trajectory: Trajectory, target: str, gamma: float) -> list[Example]:
+    """Label states and actions with the success, or with the discounted return from the step on.
+
+    Steps that extend each other share an example. A branch shares the steps before its start with
+    its episode, which counts them.
+    """
+    found: list[Example] = []
+    for step in range(trajectory.start, len(trajectory.transitions)):
+        transition = trajectory.transitions[step]
+        outcome = float(trajectory.success)
+        if target == "return":
+            outcome = sum(r * gamma**i for i, r in enumerate(trajectory.rewards[step:]))
+        if not transition.prompt_ids:
+            raise DataError("The file has no token ids; a served model returns none.")
+        state = list(transition.prompt_ids)
+        if not (found and state[: len(found[-1].ids)] == found[-1].ids):
+            found.append(Example([], [], []))
+        found[-1].ids[:] = [*state, *transition.completion_ids]
+        found[-1].places.extend([len(state) - 1, len(found[-1].ids) - 1])
+        found[-1].outcomes.extend([outcome, outcome])
+    return found
+
+
+def make_sets(
+    trajectories: Sequence[Trajectory], target: str, gamma: float, rng: np.random.Generator
+) -> ExampleSets:
+    """Make examples of episodes and branches, split by task."""
+    by_task: dict[str, list[Example]] = {}
+    for trajectory in trajectories:
+        if trajectory.is_scorable:
+            examples = make_examples(trajectory, target, gamma)
+            by_task.setdefault(trajectory.task_id, []).extend(examples)
+    order = [list(by_task)[i] for i in rng.permutation(len(by_task))]
+    held_out = max(1, round(_HELD_OUT * len(order)))
+    if len(order) <= 2 * held_out:
+        raise DataError(
+            f"{len(order)} tasks with scorable episodes are too few for training, choice and test "
+            "sets. Collect more tasks."
+        )
+    splits = order[: -2 * held_out], order[-2 * held_out : -held_out], order[-held_out:]
+    return ExampleSets(*([e for name in names for e in by_task[name]] for names in splits))
+
+
+def fit(
+    critic: CriticModel,
+    sets: ExampleSets,
+    *,
+    epochs: int,
+    learning_rate: float,
+    rng: np.random.Generator,
+) -> Iterator[float]:
+    """Train a critic and restore the weights of its best epoch on the set of choice.
+
+    Yields the mean squared error of each epoch on that set.
+    """
+    critic.eval()  # without dropout
+    optimizer = torch.optim.AdamW(critic.parameters(), lr=learning_rate, weight_decay=0.0)
+    head = critic.head.linear
+    if not (bool(head.weight.any()) or bool(head.bias.any())):  # it predicts the mean at first
+        outcomes = [outcome for example in sets.train for outcome in example.outcomes]
+        nn.init.constant_(head.bias, float(np.mean(outcomes)))
+    num_steps = epochs * -(-len(sets.train) // ROWS_PER_STEP)
+    schedule = get_linear_schedule_with_warmup(optimizer, round(_WARMUP * num_steps), num_steps)
+    best, best_state = float("inf"), critic.state_dict()
+    for _ in range(epochs):
+        order = rng.permutation(len(sets.train))
+        for start in range(0, len(order), ROWS_PER_STEP):
+            batch = [sets.train[i] for i in order[start : start + ROWS_PER_STEP]]
+            num_labels = sum(len(example.outcomes) for example in batch)
+            for values, labels in _values(critic, batch):
+                torch.autograd.backward(((values - labels) ** 2).sum() / num_labels)
+            nn.utils.clip_grad_norm_(critic.parameters(), _MAX_GRADIENT_NORM)
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+        error = measure(critic, sets.choice).mean_squared_error
+        if error < best:
+            best = error
+            best_state = {name: value.clone() for name, value in critic.state_dict().items()}
+        yield error
+    critic.load_state_dict(best_state)
+
+
+@torch.no_grad()
+def measure(critic: CriticModel, examples: Sequence[Example]) -> Reliability:
+    """Return the reliability of the values of states, and of actions in them."""
+    batches = [torch.stack(batch).cpu() for batch in _values(critic, examples)]
+    return reliability(*torch.cat(batches, dim=1).tolist())
+
+
+def reliability(predicted: Sequence[float], observed: Sequence[float]) -> Reliability:
+    """Compare predictions with outcomes, (N,) each."""
+    p, y = np.asarray(predicted, np.float64), np.asarray(observed, np.float64)
+    bins = np.array_split(np.argsort(p, kind="stable"), NUM_BINS)
+    varies = min(p.std(), y.std()) > 1e-9
+    return Reliability(
+        calibration_error=sum(abs(float((p[one] - y[one]).sum())) for one in bins) / len(p),
+        mean_squared_error=float(np.mean((p - y) ** 2)),
+        mean_squared_error_of_mean=float(np.var(y)),
+        correlation=float(np.corrcoef(p, y)[0, 1]) if varies else np.nan,
+    )
+
+
+def _values(
+    critic: CriticModel, examples: Sequence[Example]
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield values and labels of each batch of limited tokens, each (N,)."""
+    for numbers in split_by_tokens([example.ids for example in examples]):
+        batch = [examples[i] for i in numbers]
+        rows = [row for row, example in enumerate(batch) for _ in example.places]
+        places = [place for example in batch for place in example.places]
+        values = critic.head(hidden_states(critic, [e.ids for e in batch]))[rows, places]
+        yield values, values.new_tensor([o for example in batch for o in example.outcomes])
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Process values: from branches to a critic, and from a value to a run and a search."""
 
+import dataclasses
 import json
 
 import gymnasium as gym
@@ -14,8 +15,7 @@ from agent_envs.wrappers.potential_shaping import PotentialShaping
 from agent_trainers.experimental import search
 from agent_trainers.experimental.values import __main__ as value_command
 from agent_trainers.experimental.values import process_value
-from agent_trainers.experimental.values.process_value import ProcessValue
-from agent_trainers.experimental.values.training import (
+from agent_trainers.experimental.values.__main__ import (
     Example,
     ExampleSets,
     fit,
@@ -23,14 +23,14 @@ from agent_trainers.experimental.values.training import (
     make_sets,
     reliability,
 )
+from agent_trainers.experimental.values.process_value import ProcessValue
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.trainers.config import StepPPOConfig
 from agent_trainers.trainers.ppo import CriticModel, StepPPOTrainer, save_critic
-from agent_trainers.trajectory import StopReason, load_trajectories
+from agent_trainers.trajectory import StopReason, save_trajectories
 from tests.agent_trainers.made import trajectory, transition
 
 ID = "AgentR1/SyntheticMultiHop-v0"
-SHORT = ["--num_tasks", "5", "--tasks_at_once", "3", "--epochs", "1"]
 
 
 @pytest.fixture
@@ -63,6 +63,8 @@ def test_steps_are_labelled_with_success_or_the_discounted_return_from_there_on(
     assert [e.outcomes for e in make_examples(played, "return", 0.5)] == [
         [3.0, 3.0, 4.0, 4.0], [4.0, 4.0],  # 1 + 2 / 2 + 4 / 4, 2 + 4 / 2, 4
     ]  # fmt: skip
+    with pytest.raises(DataError, match="no token ids"):
+        make_examples(trajectory(transition([], [2])), "success", 1.0)
     # the steps before a branch are the recorded episode's
     branch = trajectory(first, second, start=1, metrics={"success": 0.0})
     assert make_examples(branch, "success", 1.0) == [Example([1, 2, 5, 3], [2, 3], [0.0] * 2)]
@@ -207,31 +209,21 @@ def test_as_a_reward_term_it_is_what_the_action_adds_before_anybody_knows_what_i
     assert info["reward_terms"]["gain"] == pytest.approx(0.5 * (after - before), abs=1e-6)
 
 
-def test_a_value_is_trained_resumed_and_searched_with(tmp_path, monkeypatch, capsys):
-    def stop(*_):
-        raise KeyboardInterrupt
-
-    folder = tmp_path / "run"
-    command = [*SHORT, "--output_dir", str(folder)]
-    with monkeypatch.context() as patch:
-        patch.setattr(value_command, "_train", stop)
-        with pytest.raises(KeyboardInterrupt):
-            value_command.run(command)
-    first, second = sorted((folder / "branches").iterdir())
-    second.unlink()
-    written = first.stat().st_mtime_ns
-    with pytest.raises(ConfigurationError, match="seed"):
-        value_command.run([*command, "--seed", "1"])
+def test_a_value_is_trained_and_searched_with(played, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    save_trajectories("few.jsonl", played)
+    with pytest.raises(DataError, match="tasks"):
+        value_command.run(["few.jsonl"])
+    more = [dataclasses.replace(t, task_id=f"{t.task_id} {i}") for t in played for i in range(3)]
+    save_trajectories("played.jsonl", more)
+    command = ["played.jsonl", "--epochs", "1", "--output_dir", "run"]
     value_command.run(command)
-    assert first.stat().st_mtime_ns == written
-    measured = json.loads((folder / "value.json").read_text(encoding="utf-8"))
+    measured = json.loads((tmp_path / "run" / "value.json").read_text(encoding="utf-8"))
     assert 0 <= measured["reliability"]["calibration_error"] <= 1
-    assert measured["num_episodes"] == len([*load_trajectories(first), *load_trajectories(second)])
-    assert measured["num_episodes"] == 10
+    assert measured["num_episodes"] == len(more)
     with pytest.raises(ConfigurationError, match=r"value\.json exists"):
         value_command.run(command)
-
-    search.run(["--num_tasks", "2", "--budget_steps", "9", "--value", str(folder)])
+    search.run(["--num_tasks", "2", "--budget_steps", "9", "--value", "run"])
     lines = [line for line in capsys.readouterr().out.splitlines() if " success " in line]
     names = ["sample", "oracle_best_of", "best_of", "best_first"]
     assert [line.split()[0] for line in lines] == names
@@ -240,8 +232,7 @@ def test_a_value_is_trained_resumed_and_searched_with(tmp_path, monkeypatch, cap
 @pytest.mark.parametrize(("command", "arguments", "error", "words"), [
     (search, "--budget_steps 0", ConfigurationError, "budget_steps"),
     (search, "--value nowhere", ConfigurationError, "critic.safetensors"),
-    (value_command, "--base_url http://localhost:1/v1 --model m", ConfigurationError, "server"),
-    (value_command, "--num_tasks 2", ConfigurationError, "at least 3"),
+    (value_command, "", ConfigurationError, "Pass a file"),
     (value_command, "--gamma 2", ConfigurationError, "gamma"),
     (value_command, "--target sucess", UnknownNameError, "success"),
 ])  # fmt: skip
