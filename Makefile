@@ -8,7 +8,7 @@ GROUPS := 'pip>=25.1'
 DEV := '.[train,gguf,math,openai,serve,webshop]' --group dev
 CONTRACT := tests/agent_trainers/trainers/test_trl_contract.py
 OF_PACKAGES := $(addprefix tests/agent_envs/,envs/test_bfcl.py envs/test_science_world.py \
-	test_conformance.py test_mcp.py tools/test_mcp.py) \
+	test_conformance.py tools/test_mcp.py) \
 	tests/agent_trainers/policies/test_control_tokens.py tests/agent_trainers/policies/test_models.py
 OF_TRAINERS := $(addprefix tests/agent_trainers/trainers/test_,grpo.py ppo.py resumable.py)
 
