@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from agent_envs.errors import RolloutError
 from agent_trainers.algorithms.episodes import discount
-from agent_trainers.experimental.branching.branch_estimators import allocate_branches
+from agent_trainers.experimental.branching import allocate_branches
 from agent_trainers.rollout.branches import RecordedState, state_key
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.episode import EpisodeSpec

@@ -20,7 +20,7 @@ from agent_trainers.algorithms.advantages import (
     find_estimator,
     needs_values,
 )
-from agent_trainers.experimental.branching import tree, uses_branches, vine
+from agent_trainers.experimental.branching import tree, vine
 from benchmarks.credit.true_advantages import CreditBatch, CreditEpisode
 
 BRANCHING: Final = {"vine": vine, "tree": tree}
@@ -99,7 +99,8 @@ def estimates_of(row: Row, batch: CreditBatch) -> list[Array] | None:
         ConfigurationError: If the estimator returns neither one number per step nor per token.
     """
     estimator = BRANCHING.get(row.estimator, row.estimator)
-    episodes = batch.episodes if uses_branches(estimator) else batch.measured
+    has_branches = getattr(find_estimator(estimator), "uses_branches", False)
+    episodes = batch.episodes if has_branches else batch.measured
     options = dict(row.options)
     if row.critic == "critic":
         if not all(episode.values for episode in batch.measured):
