@@ -15,8 +15,7 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
         num_correct: c, how many of them are right; 0 to n.
         k: How many a user would draw; 1 to n.
     """
-    _check("pass@", num_samples, num_correct, k)
-    return 1.0 - math.comb(num_samples - num_correct, k) / math.comb(num_samples, k)
+    return 1.0 - pass_hat_k(num_samples, num_samples - num_correct, k)
 
 
 def pass_hat_k(num_samples: int, num_correct: int, k: int) -> float:
@@ -24,13 +23,9 @@ def pass_hat_k(num_samples: int, num_correct: int, k: int) -> float:
 
     ``C(c, k) / C(n, k)`` (Yao et al., 2024, tau-bench, arXiv 2406.12045, section 3).
     """
-    _check("pass^", num_samples, num_correct, k)
-    return math.comb(num_correct, k) / math.comb(num_samples, k)
-
-
-def _check(name: str, num_samples: int, num_correct: int, k: int) -> None:
     if not (0 <= num_correct <= num_samples and 1 <= k <= num_samples):
         raise ConfigurationError(
-            f"{name}{k} of {num_correct} right in {num_samples} samples is not defined: it takes "
-            "0 <= num_correct <= num_samples and 1 <= k <= num_samples."
+            f"k={k} of {num_samples} samples, {num_correct} of one kind, is not defined: it takes "
+            "1 <= k <= num_samples and 0 <= num_correct <= num_samples."
         )
+    return math.comb(num_correct, k) / math.comb(num_samples, k)

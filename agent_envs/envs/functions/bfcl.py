@@ -61,7 +61,7 @@ class BFCLEnv(ToolEnv):
     tool_signatures = ("the functions of the task",)
     metric_names = ("success", "turns_passed", *ToolEnv.metric_names)
     data_source = "the package `bfcl-eval`; licence: Apache-2.0"
-    not_in_snapshots = frozenset({"_categories", "_awaited"})
+    not_in_snapshots = frozenset({"_categories"})
     default_system_prompt = (
         "You call functions to do what the user asks. If none of the functions can be used, or the "
         "user has not given what they require, say so instead. Go on calling until the request is "
@@ -181,12 +181,10 @@ class BFCLEnv(ToolEnv):
         return rows[int(data["index"])]
 
     def _begin_row(self) -> None:
-        """Offer the functions of this turn, and compute the results of right calls."""
+        """Offer the functions of this turn."""
         row = self._row
         added = [document for turn in range(self._turn + 1) for document in row.added.get(turn, ())]
         self.offer_tools(bfcl_rows.make_tools((*row.functions, *added), row, self._call))
-        references = bfcl_checks.run_ground_truth(row) if row.is_multi_turn else ()
-        self._awaited = {text for reference in references for text in reference.responses}
 
     def _begin_turn(self) -> None:
         self._calls: list[bfcl_checks.Call] = []
@@ -208,7 +206,7 @@ class BFCLEnv(ToolEnv):
         if not self._row.is_multi_turn:
             return ToolResult(RECORDED_TEXT)
         result = self._back_ends.call(name, arguments)
-        self._responses[result.content] += result.content in self._awaited
+        self._responses[result.content] += 1
         return result
 
     def _judge(self) -> None:

@@ -5,8 +5,9 @@ Read from its files, since the package's own readers import the handlers of a hu
 
 import functools
 import importlib.util
+import itertools
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -86,17 +87,20 @@ def choose_categories(names: str | Sequence[str]) -> tuple[str, ...]:
 @functools.cache
 def read_category(category: str) -> tuple[Row, ...]:
     """Return the rows of a category."""
-    answers = _folder() / "possible_answer" / f"BFCL_v4_{category}.json"
-    truths: Iterable[Any] = _read(answers) if "relevance" not in category else ()
+    name = f"BFCL_v4_{category}.json"
+    truths = _read(f"possible_answer/{name}") if "relevance" not in category else ()
     by_id = {truth["id"]: truth["ground_truth"] for truth in truths}
-    records = _read(_folder() / f"BFCL_v4_{category}.json")
-    return tuple(_make_row(each, category, by_id.get(each["id"], ())) for each in records)
+    return tuple(_make_row(each, category, by_id.get(each["id"], ())) for each in _read(name))
 
 
 def _make_row(record: dict[str, Any], category: str, ground_truth: Sequence[Any]) -> Row:
     classes = tuple(record.get("involved_classes", ()))
     documents = list(record.get("function") or ())
-    documents += [dict(document) for name in classes for document in _documents(name)]
+    if classes:
+        from bfcl_eval.constants.executable_backend_config import MULTI_TURN_FUNC_DOC_FILE_MAPPING
+
+        files = (MULTI_TURN_FUNC_DOC_FILE_MAPPING[name] for name in classes)
+        documents += itertools.chain(*(_read(f"multi_turn_func_doc/{name}") for name in files))
     missed = {int(turn): names for turn, names in record.get("missed_function", {}).items()}
     late = {name for names in missed.values() for name in names}
     # One row's ground truth calls a function before the user adds it; it is available at once.
@@ -118,29 +122,17 @@ def _make_row(record: dict[str, Any], category: str, ground_truth: Sequence[Any]
 
 
 @functools.cache
-def _documents(class_name: str) -> tuple[Document, ...]:
-    from bfcl_eval.constants.executable_backend_config import MULTI_TURN_FUNC_DOC_FILE_MAPPING
-
-    name = MULTI_TURN_FUNC_DOC_FILE_MAPPING[class_name]
-    return tuple(_read(_folder() / "multi_turn_func_doc" / name))
-
-
-def _read(path: Path) -> list[dict[str, Any]]:
+def _read(name: str) -> tuple[dict[str, Any], ...]:
+    """Read a file of the package; not by `read_records`: it has JSON Lines under the name .json."""
+    spec = importlib.util.find_spec("bfcl_eval")
+    path = Path(getattr(spec, "origin", None) or "").parent / "data" / name
     try:
-        # Not `read_records`: these files are JSON Lines under the name .json.
         lines = path.read_text(encoding="utf-8").splitlines()
-        return [json.loads(line) for line in lines if line.strip()]
+        return tuple(json.loads(line) for line in lines if line.strip())
     except (OSError, ValueError) as error:
         raise DataError(
             f"{path}: cannot be read ({error}). Install the supported version of bfcl-eval."
         ) from None
-
-
-@functools.cache
-def _folder() -> Path:
-    spec = importlib.util.find_spec("bfcl_eval")
-    assert spec is not None and spec.origin is not None  # noqa: S101, PT018 - has been checked
-    return Path(spec.origin).parent / "data"
 
 
 class FunctionTool(Tool):

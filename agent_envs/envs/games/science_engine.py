@@ -29,6 +29,8 @@ _TIMEOUT_SECONDS: Final = 300
 """Limit of one call; gold paths of genetics take up to 20 seconds."""
 _MAX_IDLE: Final = 8
 """Interfaces that are kept for later games: making one takes as long as loading a game."""
+_FIRST_ACTION: Final = 2
+"""Part of the seed; 0 is for loading a game, 1 for its reset."""
 T = TypeVar("T")
 
 
@@ -59,15 +61,6 @@ class GameSpec(NamedTuple):
     def seed(self) -> int:
         """Seed of the simulator, equal on all machines."""
         return zlib.crc32(f"{self.task} {self.variation} {self.simplifications}".encode())
-
-
-class Situation(NamedTuple):
-    """State of a game after an action."""
-
-    text: str
-    score: int
-    """Up to 100; below 0 when the game is lost."""
-    is_completed: bool
 
 
 class _EngineDied(Exception):
@@ -179,17 +172,18 @@ class Game:
         """Pickle and copy by actions."""
         return Game, (self.spec, tuple(self.actions))
 
-    def act(self, action: str) -> Situation:
+    def act(self, action: str) -> tuple[str, int, bool]:
+        """Take an action; return text, score (below 0 if the game is lost), and if it is over."""
         action = action.encode("utf-8", "replace").decode()
 
-        def step(game: Any) -> Situation:
+        def step(game: Any) -> tuple[str, int, bool]:
             text = game.step(action)
             score = round(100 * game.getScore())
-            return Situation(text, score, bool(game.getCompleted()) or score < 0)
+            return text, score, bool(game.getCompleted()) or score < 0
 
-        situation = self.ask(step, number=_seed_of(len(self.actions)))
+        outcome = self.ask(step, number=_FIRST_ACTION + len(self.actions))
         self.actions.append(action)
-        return situation
+        return outcome
 
     def ask(self, call: Callable[[Any], T], number: int = 0) -> T:
         """Return the result of a call of the package's interface; `number` is part of the seed.
@@ -222,13 +216,9 @@ class Game:
         # Makes no call, since the garbage collector may run it.
         self._release = weakref.finalize(self, engine.idle.append, interface)
         engine.ask(seed + 1, lambda: interface.reset())
-        for number, action in enumerate(self.actions):
-            engine.ask(seed + _seed_of(number), functools.partial(interface.step, action))
+        for number, action in enumerate(self.actions, start=_FIRST_ACTION):
+            engine.ask(seed + number, functools.partial(interface.step, action))
         self._engine, self._interface = engine, interface
-
-
-def _seed_of(action_number: int) -> int:
-    return 2 + action_number  # 0 is for loading a game, 1 for its reset
 
 
 @functools.lru_cache(maxsize=1024)
@@ -240,6 +230,7 @@ def gold_actions(spec: GameSpec) -> tuple[str, ...]:
     engine.idle.append(interface)
     game = Game(spec)
     for number, action in enumerate(actions, start=1):
-        if game.act(action).is_completed:
+        *_, is_over = game.act(action)
+        if is_over:
             return tuple(actions[:number])
     return tuple(actions)

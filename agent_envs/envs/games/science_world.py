@@ -147,10 +147,10 @@ class ScienceWorldEnv(ToolEnv):
             raise ToolError(TOO_LONG_TEXT)
         if self._is_completed:
             raise ToolError("The game is over.")
-        situation = self._game.act(command.replace("\n", " "))
-        self.noted["score_gain"] += (situation.score - self.score) / 100
-        self.score, self._is_completed = situation.score, situation.is_completed
-        return situation.text.strip()
+        text, score, self._is_completed = self._game.act(command.replace("\n", " "))
+        self.noted["score_gain"] += (score - self.score) / 100
+        self.score = score
+        return text.strip()
 
     def commands(self) -> str:
         """List the commands, and the things that can be named in them now."""

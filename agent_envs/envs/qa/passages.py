@@ -28,7 +28,6 @@ from agent_envs.retrieval import (
     build_retriever,
     load_passages,
 )
-from agent_envs.retrieval.bm25 import BM25Retriever
 from agent_envs.tools.notebook import Note, Notebook
 from agent_envs.tools.pages import PageReader
 from agent_envs.tools.search import make_search_tool
@@ -80,18 +79,11 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
         """
         if top_k < 1:
             raise ConfigurationError(f"top_k must be at least 1, not {top_k}.")
-        if not isinstance(retriever, str) and not callable(getattr(retriever, "search", None)):
-            raise ConfigurationError(
-                "retriever= takes a name, or an object with search(query, top_k), not "
-                f"{retriever!r}."
-            )
         self._corpus = (corpus,) if isinstance(corpus, str) else tuple(corpus)
         self._engine, self._top_k = retriever, top_k
         self.is_injected = lookup(VARIANTS, variant, kind="variant")
         self._reader, self._notebook = PageReader(self._show_page), Notebook()
-        is_local = isinstance(retriever, BM25Retriever) or (
-            isinstance(retriever, str) and not _is_url(retriever)
-        )
+        is_local = isinstance(retriever, str) and not _is_url(retriever)
         search = make_search_tool(
             self,
             top_k=top_k,

@@ -130,5 +130,5 @@ def test_pass_hat_k_is_the_share_of_draws_that_all_succeed():
     assert pass_hat_k(8, 5, 2) == 10 / 28  # C(5,2) / C(8,2)
     assert [pass_hat_k(4, 3, k) for k in (1, 4)] == [0.75, 0.0]
     assert pass_hat_k(4, 4, 4) == 1.0
-    with pytest.raises(ConfigurationError, match=r"pass\^5 of 2"):
+    with pytest.raises(ConfigurationError, match="k=5 of 4 samples"):
         pass_hat_k(4, 2, 5)
