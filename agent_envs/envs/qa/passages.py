@@ -28,6 +28,7 @@ from agent_envs.retrieval import (
     build_retriever,
     load_passages,
 )
+from agent_envs.retrieval.bm25 import BM25Retriever
 from agent_envs.tools.notebook import Note, Notebook
 from agent_envs.tools.pages import PageReader
 from agent_envs.tools.search import make_search_tool
@@ -83,7 +84,9 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
         self._engine, self._top_k = retriever, top_k
         self.is_injected = lookup(VARIANTS, variant, kind="variant")
         self._reader, self._notebook = PageReader(self._show_page), Notebook()
-        is_local = isinstance(retriever, str) and not _is_url(retriever)
+        is_local = isinstance(retriever, BM25Retriever) or (
+            isinstance(retriever, str) and not _is_url(retriever)
+        )
         search = make_search_tool(
             self,
             top_k=top_k,

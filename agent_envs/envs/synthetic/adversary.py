@@ -101,6 +101,8 @@ class AdversarialEditsEnv(ToolEnv):
             raise ConfigurationError(f"budget must be at least 1, not {budget}.")
         lookup_or_import(VICTIMS, victim, kind="victim")
         self._victim, self._budget = victim, budget
+        self._pending: Message | None = None
+        self._result = ""
         self._env: Any = gym.make(env_id, **(env_kwargs or {}))
         if not isinstance(self._env.unwrapped, ToolEnv):
             raise ConfigurationError(f"{env_id} has no tools whose results could be edited.")
@@ -205,8 +207,7 @@ class AdversarialEditsEnv(ToolEnv):
         self._read = list(info["messages"])
         self._question = str(next(m["content"] for m in self._read if m["role"] == "user"))
         self._is_over_for_agent = self._agent_success = False
-        self._num_edits = 0
-        self._pending: Message | None = None
+        self._num_edits, self._pending = 0, None
         self._let_act()
 
     def _let_act(self) -> None:
