@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import gymnasium as gym
 
@@ -23,9 +23,6 @@ Try it:     agent-r1-bench --config {name}.yaml --output runs/try --tasks 1
 Run it:     agent-r1-bench --config {name}.yaml --output runs/{name}
 Verify it:  agent-r1-bench verify runs/{name}
 Send it:    agent-r1-bench submit runs/{name}"""
-_PROTOCOL_OPTIONS: Final = {
-    "samples_per_task": int, "temperature": float, "seed": int, "concurrency": int,
-}  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -101,8 +98,6 @@ def _add_run_options(run: argparse.ArgumentParser) -> None:
     run.add_argument("--model", help="model of all model agents that the run does not train")
     run.add_argument("--base_url", help="OpenAI-compatible server of the model agents")
     run.add_argument("--api_key_env", help="environment variable with the server's key")
-    for name, kind in _PROTOCOL_OPTIONS.items():
-        run.add_argument(f"--{name}", type=kind, help="overrides the configuration")
 
 
 def _positive(text: str) -> int:
@@ -131,18 +126,14 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _config(options: argparse.Namespace) -> RunConfig:
-    def given(*names: str) -> dict[str, Any]:
-        values = {name: getattr(options, name) for name in names}
-        return {name: value for name, value in values.items() if value is not None}
-
     paths = list(options.config)
     if options.preset is not None or not paths:
         paths.insert(0, lookup(PRESETS, options.preset or "published", kind="preset"))
-    config = load_configs(paths, **given(*_PROTOCOL_OPTIONS))
-    config = config.choose(
+    config = load_configs(paths).choose(
         environments=options.environments, agents=options.agents, tasks=options.tasks
     )
-    return config.override_models(given("model", "base_url", "api_key_env"))
+    server = {name: getattr(options, name) for name in ("model", "base_url", "api_key_env")}
+    return config.override_models({k: v for k, v in server.items() if v is not None})
 
 
 def _verify(options: argparse.Namespace) -> None:

@@ -15,8 +15,8 @@ AGENT = "agents: [{name: oracle, kind: oracle}]\n"
 def test_files_add_up_and_later_values_of_the_protocol_win(tmp_path):
     one = write_config(tmp_path, "protocol: {seed: 1, temperature: 0.5}\n" + ENVIRONMENT, "a.yaml")
     two = write_config(tmp_path, "protocol: {seed: 2}\n" + AGENT, "b.yaml")
-    config = load_configs([one, two], concurrency=7)
-    assert config.protocol == Protocol(seed=2, temperature=0.5, concurrency=7)
+    config = load_configs([one, two])
+    assert config.protocol == Protocol(seed=2, temperature=0.5)
     assert [e.slug for e in config.environments] == ["synthetictable"]
     assert [a.slug for a in config.agents] == ["oracle"]
 
@@ -43,13 +43,9 @@ def test_an_unknown_name_is_an_error_with_the_right_one(tmp_path, text, message)
         (ENVIRONMENT + AGENT + "protocol: {samples_per_task: 0}", "samples_per_task: .* to 1"),
         (ENVIRONMENT + AGENT + "protocol: {seed: x}", "protocol: seed: .*valid integer"),
         (ENVIRONMENT + AGENT.replace("}]", "}, {name: Oracle, kind: random}]"), "is repeated"),
-        (ENVIRONMENT + AGENT.replace("}]", ", train: {}}]"), "has no model. Leave out 'train'"),
+        (ENVIRONMENT + AGENT.replace("}]", ", prices: {prompt: 1, completion: 1}}]"), "no model"),
         ("environments: 3\n" + AGENT, "'environments' must be a list"),
         (ENVIRONMENT.replace("contamination: none", "tasks: 0, contamination: x") + AGENT, "tasks"),
-        (
-            ENVIRONMENT + "agents: [{name: a, kind: checkpoint, train: {}, settings: {model: x}}]",
-            "give 'train' or 'model', not both",
-        ),
     ],
 )
 def test_a_wrong_value_is_an_error_that_names_file_and_key(tmp_path, text, message):
@@ -68,11 +64,10 @@ def test_a_part_of_a_run_is_chosen_by_name(tmp_path):
         config.choose(environments=["tabel"])
 
 
-def test_model_settings_reach_agents_on_a_model_that_the_run_does_not_train():
+def test_model_settings_reach_agents_on_a_model():
     config = load_configs([PRESETS["published"]]).override_models({"model": "m", "base_url": "u"})
     settings = {agent.slug: agent.settings for agent in config.agents}
     assert settings["embedded-policy-before-rl"]["base_url"] == "u"
-    assert "model" not in settings["embedded-policy-after-rl"]
     assert settings["oracle"] == {}
 
 

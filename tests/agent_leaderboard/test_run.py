@@ -93,7 +93,7 @@ def test_a_complete_run_is_left_alone(tmp_path, copy, small_data):
 
 def test_a_folder_with_another_run_is_refused(tmp_path, small_run, small_data):
     other = small(tmp_path, CONFIG.replace("seed: 5", "seed: 6"))
-    with pytest.raises(ConfigurationError, match=r'another run.*"seed": 5.*"seed": 6'):
+    with pytest.raises(ConfigurationError, match="contains another run"):
         run(other, small_run, data=small_data)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from agent_envs.core.tasks import Task
-from agent_leaderboard.play.tasks import draw_tasks, list_tasks, task_labels, task_sha256
+from agent_leaderboard.play.prepare import draw_tasks, list_tasks, task_labels, task_sha256
 from agent_leaderboard.records.manifest import published
 from agent_leaderboard.records.results import task_list_sha256
 from agent_leaderboard.records.sealing import Seal

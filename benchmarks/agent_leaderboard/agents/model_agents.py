@@ -9,10 +9,10 @@ import contextlib
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal
 
 import pydantic
 
@@ -27,15 +27,12 @@ from agent_leaderboard.agents.agent import (
     tool_env,
     total_usage,
 )
-from agent_leaderboard.agents.repeated_attempts import Collect, best_of, with_reflection
-from agent_leaderboard.agents.strategies import SearchStrategy
+from agent_leaderboard.agents.strategies import SearchStrategy, best_of, with_reflection
 from agent_leaderboard.records.reading import first_problem
 from agent_trainers.policies import Policy
-from agent_trainers.rollout.environments import TextEnv
 from agent_trainers.rollout.episode import EpisodeSpec
+from agent_trainers.trajectory import Trajectory
 
-Strategy = Callable[[Policy, ToolFormat], Policy]
-RunAttempts = Callable[[Policy, Collect, Sequence[EpisodeSpec]], list[PlayedEpisode]]
 DEFAULT_MAX_NEW_TOKENS: Final = 512
 
 
@@ -62,46 +59,29 @@ class ModelSettings:
     """Arguments of a local model's template: ``{"enable_thinking": false}``."""
     tool_format: str | None = None
     """Tool format of the environment; see `agent_leaderboard.agents.agent.AgentKind`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IterativeSettings(ModelSettings):
-    """Settings of `iterative_rag`."""
-
     iterations: pydantic.PositiveInt = 3
-    """Number of searches and answers."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReflexionSettings(ModelSettings):
-    """Settings of `reflexion`."""
-
+    """Number of searches and answers, of `iterative_rag`."""
     trials: pydantic.PositiveInt = 3
-    """Largest number of attempts at a task."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BestOfSettings(ModelSettings):
-    """Settings of `best_of_n`."""
-
+    """Largest number of attempts at a task, of `reflexion`."""
     samples: pydantic.PositiveInt = 5
-    """Number of attempts at a task."""
+    """Number of attempts at a task, of `best_of_n`."""
 
 
-Settings = TypeVar("Settings", bound=ModelSettings)
+_OWN: Final = {"iterations": "iterative_rag", "trials": "reflexion", "samples": "best_of_n"}
+"""Kind of agent that each setting belongs to; the other settings are for all."""
 
 
-def read_settings(kind: type[Settings], settings: Mapping[str, Any], agent: str) -> Settings:
+def read_settings(settings: Mapping[str, Any], agent: str) -> ModelSettings:
     """Validate the settings of an agent."""
-    known = {entry.name: entry for entry in dataclasses.fields(kind)}
+    names = [entry.name for entry in dataclasses.fields(ModelSettings)]
+    known = {name: None for name in names if _OWN.get(name, agent) == agent}
     for name in settings:
         lookup(known, name, kind=f"setting of {agent}")
     try:
-        read = pydantic.TypeAdapter(kind).validate_python(dict(settings))
+        return pydantic.TypeAdapter(ModelSettings).validate_python(dict(settings))
     except pydantic.ValidationError as error:
         name, message = first_problem(error)
         raise ConfigurationError(f"Setting {name!r} of {agent}: {message}.") from None
-    return read
 
 
 @contextlib.contextmanager
@@ -141,23 +121,17 @@ def _local_policy(settings: str) -> Policy:
     return load_policy(options.pop("model"), max_batch_size=batch, **options)
 
 
-def _run_once(model: Policy, run: Collect, specs: Sequence[EpisodeSpec]) -> list[PlayedEpisode]:
-    return [PlayedEpisode(trajectory=t, usage=total_usage([t])) for t in run(model, specs)]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelAgent:
-    """Runs episodes with the model's policy, or one that a strategy makes of it."""
+    """Runs episodes with the model's policy, once or several times, or with a search strategy."""
 
     kind: str
-    """For messages."""
     settings: ModelSettings
-    strategy: Strategy | None = None
-    """Makes a policy of the model's; needs a search tool."""
-    min_turns: int = 1
-    """Turns that a question takes at least."""
-    run_attempts: RunAttempts = _run_once
-    """Attempts each task, once or several times."""
+
+    @property
+    def num_searches(self) -> int:
+        """Searches of the strategy, before it answers; 0 if the model calls the tools."""
+        return {"naive_rag": 1, "iterative_rag": self.settings.iterations}.get(self.kind, 0)
 
     def check(self, make_env: MakeEnv) -> None:
         """Check that the agent can act in an environment, without loading the model."""
@@ -165,22 +139,40 @@ class ModelAgent:
 
     def play(self, make_env: MakeEnv, specs: Sequence[EpisodeSpec]) -> list[PlayedEpisode]:
         """Run one episode per spec, in order."""
-        tool_format = self._checked_format(make_env)
-        with open_policy(self.settings, tool_format) as model:
-            return self.run_attempts(
-                model,
-                lambda policy, own: collect(
-                    make_env, self.strategy(policy, tool_format) if self.strategy else policy, own
-                ),
-                specs,
-            )
+        settings, tool_format = self.settings, self._checked_format(make_env)
+
+        def run(policy: Policy, own: Sequence[EpisodeSpec]) -> list[Trajectory]:
+            if self.num_searches:
+                iterations = settings.iterations if self.kind == "iterative_rag" else None
+                policy = SearchStrategy(policy, tool_format, iterations=iterations)
+            return collect(make_env, policy, own)
+
+        with open_policy(settings, tool_format) as model:
+            if self.kind == "reflexion":
+                return with_reflection(model, run, specs, trials=settings.trials)
+            if self.kind == "best_of_n":
+                return best_of(model, run, specs, samples=settings.samples)
+            return [PlayedEpisode(trajectory=t, usage=total_usage([t])) for t in run(model, specs)]
 
     def _checked_format(self, make_env: MakeEnv) -> ToolFormat:
         """Return the tool format of an environment in which the agent can act."""
         with contextlib.closing(make_env()) as env:
-            tool_format = tool_env(env).action_format
-            if self.strategy is not None:
-                self._check_search(env)
+            tool_format, tools = tool_env(env).action_format, tool_env(env).tools
+            spec = env.spec
+        name, limit = (spec.id, spec.max_episode_steps) if spec else ("It", None)
+        search, turns = tools.get("search"), self.num_searches + 1
+        if self.num_searches and (
+            search is None or set(search.parameters.get("properties", {})) != {"query"}
+        ):
+            raise ConfigurationError(
+                f"Agent {self.kind!r} needs a tool search(query), which {name} lacks (its tools: "
+                f"{', '.join(tools) or 'none'}). Leave the agent out of the runs on it."
+            )
+        if limit is not None and limit < turns:
+            raise ConfigurationError(
+                f"Agent {self.kind!r} takes {turns} turns for a question, and {name} ends after "
+                f"{limit}. Lower its settings, or raise max_episode_steps."
+            )
         if self.settings.base_url is None and tool_format.is_structured:
             raise ConfigurationError(
                 f"{self.settings.model}: tool_format {tool_format.name} is for served models; pass "
@@ -188,46 +180,15 @@ class ModelAgent:
             )
         return tool_format
 
-    def _check_search(self, env: TextEnv) -> None:
-        tools = tool_env(env).tools
-        name, limit = (env.spec.id, env.spec.max_episode_steps) if env.spec else ("It", None)
-        search = tools.get("search")
-        if search is None or set(search.parameters.get("properties", {})) != {"query"}:
-            raise ConfigurationError(
-                f"Agent {self.kind!r} needs a tool search(query), which {name} lacks (its tools: "
-                f"{', '.join(tools) or 'none'}). Leave the agent out of the runs on it."
-            )
-        if limit is not None and limit < self.min_turns:
-            raise ConfigurationError(
-                f"Agent {self.kind!r} takes {self.min_turns} turns for a question, and "
-                f"{name} ends after {limit}. Lower its settings, or raise max_episode_steps."
-            )
-
 
 def make_agent(kind: str, settings: Mapping[str, Any]) -> Agent:
     """Build a model agent."""
-    if kind == "naive_rag":  # one search with the question, then the answer
-        read = read_settings(ModelSettings, settings, kind)
-        return ModelAgent(kind=kind, settings=read, strategy=SearchStrategy, min_turns=2)
-    if kind == "iterative_rag":
-        own = read_settings(IterativeSettings, settings, kind)
-        strategy = functools.partial(SearchStrategy, iterations=own.iterations)
-        turns = own.iterations + 1
-        return ModelAgent(kind=kind, settings=own, strategy=strategy, min_turns=turns)
-    if kind == "reflexion":
-        trying = read_settings(ReflexionSettings, settings, kind)
-        again = functools.partial(with_reflection, trials=trying.trials)
-        return ModelAgent(kind=kind, settings=trying, run_attempts=again)
-    if kind == "best_of_n":
-        sampling = read_settings(BestOfSettings, settings, kind)
-        if sampling.temperature == 0 and sampling.samples > 1:
-            raise ConfigurationError(
-                "best_of_n at temperature 0 repeats the same episode. Raise temperature, or use "
-                "base_tool_call."
-            )
-        several = functools.partial(best_of, samples=sampling.samples)
-        return ModelAgent(kind=kind, settings=sampling, run_attempts=several)
-    read = read_settings(ModelSettings, settings, kind)
+    read = read_settings(settings, kind)
+    if kind == "best_of_n" and read.temperature == 0 and read.samples > 1:
+        raise ConfigurationError(
+            "best_of_n at temperature 0 repeats the same episode. Raise temperature, or use "
+            "base_tool_call."
+        )
     is_missing = read.base_url is None and not (Path(read.model) / "config.json").is_file()
     if kind == "checkpoint" and is_missing:
         raise ConfigurationError(

@@ -40,7 +40,7 @@ KEYS: Final[Mapping[str, Sequence[str]]] = {
     "protocol": [entry.name for entry in fields(Protocol)],
     "environments": ["id", "name", "kwargs", "tasks", "contamination", "optional", "attack",
                      "attack_on"],
-    "agents": ["name", "kind", "settings", "train", "prices", "model", "made_by", "organisation",
+    "agents": ["name", "kind", "settings", "prices", "model", "made_by", "organisation",
                "url", "licence"],
     "left_out": ["id", "reason"],
 }  # fmt: skip
@@ -83,18 +83,18 @@ class RunConfig:
         )
 
     def override_models(self, settings: Mapping[str, Any]) -> "RunConfig":
-        """Return the run with these settings for all model agents that it does not train."""
+        """Return the run with these settings for all model agents."""
         agents = (
             replace(agent, settings={**agent.settings, **settings})
-            if find_kind(agent.kind).needs_model and agent.train is None
+            if find_kind(agent.kind).needs_model
             else agent
             for agent in self.agents
         )
         return replace(self, agents=tuple(agents))
 
 
-def load_configs(paths: Sequence[Path], **protocol: Any) -> RunConfig:
-    """Read YAML files and merge them; `protocol` overrides fields of their protocols."""
+def load_configs(paths: Sequence[Path]) -> RunConfig:
+    """Read YAML files and merge them."""
     merged: dict[str, list[Any]] = {section: [] for section in KEYS}
     for path, config in _with_boards(paths):
         for section, content in config.items():
@@ -108,10 +108,10 @@ def load_configs(paths: Sequence[Path], **protocol: Any) -> RunConfig:
                 lookup(keys, str(name), kind=f"key in {path}, {section}:")
             merged[section] += entries
     where = ", ".join(map(str, paths))
-    settings = {name: value for entry in merged["protocol"] for name, value in entry.items()}
+    protocol = {name: value for entry in merged["protocol"] for name, value in entry.items()}
     environments = [_environment(entry) for entry in merged["environments"]]
     run = RunConfig(
-        protocol=_record(Protocol, settings | protocol, f"{where}, protocol"),
+        protocol=_record(Protocol, protocol, f"{where}, protocol"),
         environments=tuple(_record(EnvironmentRecord, one, where) for one in environments),
         agents=tuple(_record(AgentRecord, _agent(entry), where) for entry in merged["agents"]),
         left_out=tuple(_record(LeftOut, entry, where) for entry in merged["left_out"]),
@@ -172,11 +172,7 @@ def _problems(run: RunConfig) -> Iterator[str]:
         if one.attack_on is not None:
             lookup(plain, one.attack_on, kind=f"environment attacked by {one.slug}")
     for agent in run.agents:
-        has_prices = agent.prices is not None and not is_custom(agent.kind)
-        if not find_kind(agent.kind).needs_model and (agent.train is not None or has_prices):
-            yield (
-                f"agent {agent.name!r}, {agent.kind!r} has no model. Leave out 'train' and 'prices'"
-            )
-        if agent.train is not None and "model" in agent.settings:
-            yield f"agent {agent.name!r}, give 'train' or 'model', not both"
+        has_model = find_kind(agent.kind).needs_model or is_custom(agent.kind)
+        if agent.prices is not None and not has_model:
+            yield f"agent {agent.name!r}, {agent.kind!r} has no model. Leave out 'prices'"
     yield from misleading_names(run.agents)

@@ -10,11 +10,13 @@ import functools
 import importlib.util
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import gymnasium as gym
+import pydantic
+from pydantic import AfterValidator, Field
 
 from agent_envs.core.contexts import CONTEXTS
 from agent_envs.core.lookup import lookup
@@ -25,9 +27,7 @@ from agent_leaderboard.agents.agent import MakeEnv
 from agent_leaderboard.records.manifest import EnvironmentRecord
 from agent_leaderboard.records.sealing import Seal, data_seal
 
-Check = Callable[[Any], bool]
 DATA_PLACEHOLDER: Final = "${data}"
-_NAME: Final = re.compile(r"[\w .-]{1,80}", re.ASCII)
 _MAX_ITEMS: Final = 64
 DATA_PACKAGES: Final = {
     "AgentR1/BFCL-v0": ("bfcl_eval", "data/possible_answer/BFCL_v4_*.json"),
@@ -75,73 +75,46 @@ def fill_in(value: Any, data: Path | None) -> Any:
 # The allowlist
 
 
-def _number(low: float, high: float) -> Check:
-    def check(value: Any) -> bool:
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return value is None or (is_number and low <= value <= high)  # False for NaN
-
-    return check
+def _number(low: float, high: float) -> Any:
+    return Annotated[float, Field(ge=low, le=high, allow_inf_nan=False, strict=True)] | None
 
 
-def _one_of(*names: str) -> Check:
-    return lambda value: isinstance(value, str) and value in names
+def _one_of(*names: str) -> Any:
+    return Annotated[str, Field(pattern=f"^({'|'.join(map(re.escape, names))})$", strict=True)]
 
 
-def _name(value: Any) -> bool:
-    return value is None or (isinstance(value, str) and _NAME.fullmatch(value) is not None)
+def _several(kind: Any) -> Any:
+    """Accept one value, or a short list of values."""
+    return kind | Annotated[list[kind], Field(max_length=_MAX_ITEMS, strict=True)]
 
 
-def _flag(value: Any) -> bool:
-    return isinstance(value, bool)
+def _table(kind: Any) -> Any:
+    return Annotated[dict[_NAME, kind], Field(max_length=_MAX_ITEMS)] | None
 
 
-def _file(value: Any) -> bool:
-    if not isinstance(value, str) or not value.startswith(f"{DATA_PLACEHOLDER}/"):
-        return False
+def _check_file(value: str) -> str:
     name = value.removeprefix(f"{DATA_PLACEHOLDER}/")
     path = PurePosixPath(name)
-    is_plain = str(path) == name and path.parts and not path.is_absolute()
-    return bool(is_plain) and ".." not in path.parts and not set("\\$\0") & set(name)
+    is_plain = str(path) == name != value and path.parts and not path.is_absolute()
+    if not is_plain or ".." in path.parts or set("\\$\0") & set(name):
+        raise ValueError("not a file of the data folder")
+    return value
 
 
-def _some(check: Check) -> Check:
-    """Accept one value, or a short list of values."""
-
-    def each(value: Any) -> bool:
-        if isinstance(value, list | tuple):
-            return len(value) <= _MAX_ITEMS and all(map(check, value))
-        return check(value)
-
-    return each
+def _check_context(options: dict[str, Any]) -> dict[str, Any]:
+    if options.get("name") not in CONTEXTS:
+        raise ValueError("not a context")
+    return options
 
 
-def _table(check: Check) -> Check:
-    def each(value: Any) -> bool:
-        if not isinstance(value, Mapping):
-            return value is None
-        return len(value) <= _MAX_ITEMS and all(_name(k) and check(v) for k, v in value.items())
-
-    return each
-
-
-def _context(value: Any) -> bool:
-    options = dict(value) if isinstance(value, Mapping) else {"name": value}
-    return _one_of(*CONTEXTS)(options.pop("name", None)) and _table(_plain)(options)
-
-
-def _plain(value: Any) -> bool:
-    return _flag(value) or _name(value) or _number(-10_000, 10_000)(value)
-
-
-def _attack(value: Any) -> bool:
-    return (
-        isinstance(value, Mapping)
-        and value.keys() <= {"attacker", "budget"}
-        and _one_of(*ATTACKERS)(value.get("attacker", "swap"))
-        and _number(0, 1_000)(value.get("budget"))
-    )
-
-
+_NAME: Any = Annotated[str, Field(pattern=r"^[A-Za-z0-9_ .-]{1,80}$", strict=True)] | None
+_FLAG: Any = Annotated[bool, Field(strict=True)]
+_PLAIN: Any = _FLAG | _number(-10_000, 10_000) | _NAME
+_FILE: Any = Annotated[str, Field(strict=True), AfterValidator(_check_file)]
+_ATTACK: Any = pydantic.create_model(
+    "Attack", __config__=pydantic.ConfigDict(extra="forbid"),
+    attacker=(_one_of(*ATTACKERS), "swap"), budget=(_number(0, 1_000), None),
+)  # fmt: skip
 ENVIRONMENTS: Final = (
     "HotpotQA", "2WikiMultihopQA", "MuSiQue", "Bamboogle", "NaturalQuestions", "TriviaQA", "PopQA",
     "GSM8K", "MATH", "HumanEval", "MBPP", "CommandLine", "ReasoningGym", "TextWorld", "ALFWorld",
@@ -149,39 +122,39 @@ ENVIRONMENTS: Final = (
     "SyntheticTable",
 )  # fmt: skip
 """Names of the allowed environments."""
-ARGUMENTS: Final[Mapping[str, Check]] = {
-    "attack": _attack,
-    "category": _some(_name),
-    "context": _context,
-    "corpus": _some(_file),
-    "data": _some(_file),
-    "difficulty": _some(_number(1, 10)),
-    "game": _some(_file),
-    "hops": _some(_number(1, 8)),
-    "kinds": _some(_name),
+ARGUMENTS: Final[Mapping[str, Any]] = {
+    "attack": _ATTACK,
+    "category": _several(_NAME),
+    "context": _one_of(*CONTEXTS) | Annotated[dict[str, _PLAIN], AfterValidator(_check_context)],
+    "corpus": _several(_FILE),
+    "data": _several(_FILE),
+    "difficulty": _several(_number(1, 10)),
+    "game": _several(_FILE),
+    "hops": _several(_number(1, 8)),
+    "kinds": _several(_NAME),
     "max_episode_steps": _number(1, 1_000),
     "objects": _number(1, 20),
-    "optional_tools": _some(_name),
+    "optional_tools": _several(_NAME),
     "outdated": _number(0, 10),
-    "parallel_calls": _flag,
+    "parallel_calls": _FLAG,
     "quest_length": _number(1, 8),
-    "questions": _some(_number(1, 20)),
+    "questions": _several(_number(1, 20)),
     "retriever": _one_of("auto", "bm25"),
     "rewards": _table(_number(-100, 100)),
     "rooms": _number(1, 12),
     "sandbox": _one_of("strong", "container"),
-    "simplifications": _some(_name),
-    "split": _name,
-    "start": _some(_name),
-    "steps": _some(_number(1, 20)),
-    "system_prompt": lambda value: isinstance(value, str) and len(value) <= 10_000,
-    "task": _some(_name),
+    "simplifications": _several(_NAME),
+    "split": _NAME,
+    "start": _several(_NAME),
+    "steps": _several(_number(1, 20)),
+    "system_prompt": Annotated[str, Field(max_length=10_000, strict=True)],
+    "task": _several(_NAME),
     "task_kwargs": _table(_number(-1_000, 1_000)),
     "tool_format": _one_of(*TOOL_FORMATS),
-    "top_k": _some(_number(1, 100)),
-    "unanswerable": _flag,
-    "variant": _some(_name),
-    "variations": _some(_number(0, 10_000)),
+    "top_k": _several(_number(1, 100)),
+    "unanswerable": _FLAG,
+    "variant": _several(_NAME),
+    "variations": _several(_number(0, 10_000)),
 }
 """Allowed arguments; an environment itself refuses those of others."""
 
@@ -195,7 +168,10 @@ def refused_arguments(id: str, kwargs: Mapping[str, Any]) -> Iterator[str]:
     for key, value in kwargs.items():
         if key not in ARGUMENTS:
             yield f"field 'kwargs': the argument {key!r} is not allowed"
-        elif not ARGUMENTS[key](value):
+            continue
+        try:
+            pydantic.TypeAdapter(ARGUMENTS[key]).validate_python(value)
+        except pydantic.ValidationError:
             yield f"field 'kwargs': {key} = {shown(value)} is not allowed"
 
 

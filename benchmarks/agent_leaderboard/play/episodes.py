@@ -17,7 +17,7 @@ import numpy as np
 from agent_envs.core.replay import ReplayedStep, replay
 from agent_leaderboard.agents.agent import Agent, MakeEnv, PlayedEpisode, build_agent, tool_env
 from agent_leaderboard.play.environments import environment_seal, recorded_environment
-from agent_leaderboard.play.tasks import task_entry
+from agent_leaderboard.play.prepare import task_entry
 from agent_leaderboard.records.manifest import AgentRecord, EnvironmentRecord, Protocol
 from agent_leaderboard.records.results import EpisodeResult, TaskEntry, episode_seed
 from agent_leaderboard.records.sealing import Seal, episode_place

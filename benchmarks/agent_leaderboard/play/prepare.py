@@ -1,35 +1,43 @@
-"""Preparing a run: its models, task lists and manifest."""
+"""Preparing a run: its manifest and its task lists, with a hash of each task's content."""
 
 import dataclasses
 import importlib.metadata
 import json
-import os
 import platform
-import shutil
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 from tqdm.auto import tqdm
 
-from agent_envs.data.files import write_json
+from agent_envs.core.tasks import Task
+from agent_envs.core.tool_env import ToolEnv
 from agent_envs.errors import ConfigurationError, MissingExtraError
-from agent_leaderboard.agents.agent import find_kind
+from agent_leaderboard.agents.agent import MakeEnv, find_kind, tool_env
 from agent_leaderboard.play.config import RunConfig
-from agent_leaderboard.play.environments import configured_environment, missing_data
-from agent_leaderboard.play.tasks import complete_record
+from agent_leaderboard.play.environments import (
+    configured_environment,
+    data_files,
+    data_path,
+    environment_seal,
+    missing_data,
+    reads_data,
+)
 from agent_leaderboard.records.manifest import (
     FORMAT_VERSION,
     AgentRecord,
+    DataFile,
+    EnvironmentRecord,
     LeftOut,
     Manifest,
 )
 from agent_leaderboard.records.reading import file_sha256
-from agent_leaderboard.records.results import TaskEntry
+from agent_leaderboard.records.results import Labels, TaskEntry, task_list_sha256
+from agent_leaderboard.records.sealing import Seal
 from agent_trainers import TINY_POLICY, small_models
-from agent_trainers.small_models import SMALL_MODELS
 
 PACKAGES: Final = ("agent-r1", "gymnasium", "numpy")
 MODEL_PACKAGES: Final = ("torch", "transformers")
@@ -37,16 +45,10 @@ _LOCAL_SETTINGS: Final = ("model", "base_url", "api_key_env")
 """Settings that are not in the manifest; the model has its own field."""
 EMBEDDED: Final = "embedded"
 """Name of the model that comes with the package."""
-_TRAINED_WITH: Final = "trained_with.json"
 
 
-def prepare(
-    config: RunConfig, models: Mapping[str, str | None], data: Path | None
-) -> tuple[Manifest, dict[str, list[TaskEntry]]]:
-    """Return the manifest, and the task list of each environment.
-
-    `models` has the model of each agent, by slug, from `find_model`.
-    """
+def prepare(config: RunConfig, data: Path | None) -> tuple[Manifest, dict[str, list[TaskEntry]]]:
+    """Return the manifest, and the task list of each environment."""
     environments, left_out = [], list(config.left_out)
     tasks: dict[str, list[TaskEntry]] = {}
     for environment in tqdm(config.environments, desc="listing tasks", leave=False):
@@ -73,15 +75,15 @@ def prepare(
         format_version=FORMAT_VERSION,
         protocol=config.protocol,
         environments=environments,
-        agents=[_complete(agent, models[agent.slug]) for agent in config.agents],
+        agents=[_complete(agent) for agent in config.agents],
         left_out=left_out,
     )
     return manifest, tasks
 
 
-def _complete(agent: AgentRecord, model: str | None) -> AgentRecord:
+def _complete(agent: AgentRecord) -> AgentRecord:
     """Return the record of a configured agent, with what identifies its model and its code."""
-    kind = find_kind(agent.kind)
+    kind, model = find_kind(agent.kind), find_model(agent)
     packages = PACKAGES + (MODEL_PACKAGES if kind.needs_model else ())
     folder = Path(model) if model is not None and Path(model).is_dir() else None
     weights = sorted(folder.glob("*.safetensors")) if folder else []
@@ -96,55 +98,106 @@ def _complete(agent: AgentRecord, model: str | None) -> AgentRecord:
     )
 
 
-# Models
+def find_model(agent: AgentRecord) -> str | None:
+    """Return the folder or name of a configured agent's model, or None.
 
-
-def find_model(agent: AgentRecord, work: Path) -> str | None:
-    """Return the folder or name of an agent's model, or None.
-
-    A model that the run trains is trained into `work`; one of `SMALL_MODELS` is downloaded.
+    One of `SMALL_MODELS` is downloaded.
     """
-    if agent.train is not None:
-        return str(_trained_model(agent, work))
     model: str | None = agent.settings.get("model")
-    if model is not None and model in SMALL_MODELS and find_kind(agent.kind).needs_model:
+    if model is None or not find_kind(agent.kind).needs_model:
+        return model
+    if model in small_models.SMALL_MODELS:
         return str(small_models.prepare(model))
     return str(TINY_POLICY) if model == EMBEDDED else model
 
 
-def _trained_model(agent: AgentRecord, work: Path) -> Path:
-    """Return the folder of the model that ``agent.train`` describes; train it if it is missing.
-
-    The folder gets its name when training is complete; interrupted training starts again.
-    """
-    folder = work / agent.slug
-    settings = folder / _TRAINED_WITH
-    if settings.exists() and json.loads(settings.read_text(encoding="utf-8")) == agent.train:
-        return folder
-    work.mkdir(parents=True, exist_ok=True)
-    for obsolete in (folder, *work.glob(f".{agent.slug}-*")):
-        shutil.rmtree(obsolete, ignore_errors=True)
-    scratch = work / f".{agent.slug}-{os.getpid()}"
-    scratch.mkdir()
-    command = [
-        sys.executable, "-m", "agent_trainers.cli.train",
-        *_options(agent.train or {}), "--output_dir", str(scratch),
-    ]  # fmt: skip
-    if subprocess.run(command, check=False).returncode != 0:  # noqa: S603 - our own module
-        raise ConfigurationError(
-            f"agent {agent.name!r}: training failed (see above): {' '.join(command)}"
-        )
-    for checkpoint in scratch.glob("checkpoint-*"):
-        shutil.rmtree(checkpoint)
-    write_json(scratch / _TRAINED_WITH, agent.train)
-    scratch.rename(folder)
-    return folder
+# Task lists
 
 
-def _options(train: Mapping[str, Any]) -> Iterator[str]:
-    for name, value in train.items():
-        yield f"--{name}"
-        if isinstance(value, list):
-            yield from map(str, value)
-        else:
-            yield json.dumps(value) if isinstance(value, dict | bool) else str(value)
+def complete_record(
+    record: EnvironmentRecord, make_env: MakeEnv, *, count: int, seed: int, data: Path | None
+) -> tuple[EnvironmentRecord, list[TaskEntry]]:
+    """Return a record with what the environment itself says, and its list of `count` tasks."""
+    files = [
+        DataFile(name=name, sha256=file_sha256(data_path(name, data)))
+        for name in data_files(record, data)
+    ]
+    record = dataclasses.replace(record, data=files, is_text_public=not reads_data(record))
+    try:
+        made = make_env()
+    except TypeError as error:  # an unknown argument
+        raise ConfigurationError(f"An environment could not be made: {error}.") from None
+    with closing(made):
+        env, seal = tool_env(made), environment_seal(record, data)
+        entries = list_tasks(env, draw_tasks(env, count, seed), seal)
+        return dataclasses.replace(
+            record,
+            max_turns=None if made.spec is None else made.spec.max_episode_steps,
+            reward_terms=dict(env.reward_weights),
+            outcome_terms=sorted(env.outcome_terms & env.reward_weights.keys()),
+            num_tasks=len(entries),
+            tasks_sha256=task_list_sha256(entries),
+        ), entries
+
+
+def draw_tasks(env: ToolEnv, count: int, seed: int) -> list[int]:
+    """Return the task indices of a run: drawn by `seed`, or the first of a generated family."""
+    if env.num_tasks is None:
+        return list(range(count))
+    if count >= env.num_tasks:
+        return list(range(env.num_tasks))
+    chosen = np.random.default_rng(seed).choice(env.num_tasks, count, replace=False)
+    return sorted(int(task) for task in chosen)
+
+
+def list_tasks(env: ToolEnv, indices: Sequence[int], seal: Seal) -> list[TaskEntry]:
+    """Return the task list of these indices, with hashes keyed by the environment's seal."""
+    entries = []
+    for index in indices:
+        env.reset(seed=0, options={"task": index})
+        entries.append(task_entry(index, env.task, seal))
+    return entries
+
+
+def task_entry(index: int, task: Task, seal: Seal) -> TaskEntry:
+    """Return the entry of a task."""
+    sha256, labels = task_sha256(task, seal), task_labels(task)
+    return TaskEntry(task=index, task_id=task.id, sha256=sha256, labels=labels)
+
+
+def task_sha256(task: Task, seal: Seal) -> str:
+    """Return a hash of a task's content: id, question, answers and data."""
+    content = [task.id, task.question, list(task.answers), _plain(task.data)]
+    return seal.digest(json.dumps(content, sort_keys=True))  # ASCII: lone surrogates are allowed
+
+
+def task_labels(task: Task) -> Labels:
+    """Return the labels of a task as far as it has them."""
+    data = task.data
+    kind = data.get("type") or data.get("subject") or getattr(data.get("task"), "kind", None)
+    texts = {"type": kind, "level": data.get("level")}
+    labels: Labels = {name: str(text) for name, text in texts.items() if text is not None}
+    if questions := data.get("questions"):
+        labels["hops"] = len(questions[0].gold)
+    elif facts := data.get("gold") or data.get("steps"):  # that lead to the answer, or calls
+        labels["hops"] = len(facts)
+    return labels
+
+
+def _plain(value: Any) -> Any:
+    """Convert nested values to JSON that is equal for equal content."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):  # a named tuple
+        value = value._asdict()
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, AbstractSet):
+        return sorted((_plain(item) for item in value), key=str)
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    if isinstance(value, bytes):
+        return value.hex()
+    return value if value is None or isinstance(value, str | int | float | bool) else str(value)

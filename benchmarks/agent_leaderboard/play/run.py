@@ -41,7 +41,7 @@ from agent_leaderboard.records.results import (
 )
 
 WORK: Final = "work"
-"""Subfolder of models that a run trained, and of its journal."""
+"""Subfolder of the journal of a run that is not complete."""
 _JOURNAL: Final = "episodes.jsonl"
 Results = dict[tuple[str, str, int, int], EpisodeResult]
 Job = TypeVar("Job")
@@ -55,9 +55,8 @@ def run(config: RunConfig, output: Path, *, data: Path | None = None, jobs: int 
     """
     output.mkdir(parents=True, exist_ok=True)
     with _locked(output):
-        models = {agent.slug: find_model(agent, output / WORK) for agent in config.agents}
-        manifest, tasks = prepare(config, models, data)
-        chunks = list(_chunks(config, manifest, tasks, models, data))
+        manifest, tasks = prepare(config, data)
+        chunks = list(_chunks(config, manifest, tasks, data))
         for chunk in {chunk.cell: chunk for chunk in chunks}.values():  # before any model is loaded
             build_agent(chunk.agent.kind, chunk.settings).check(chunk.make_env)
         _check_same_run(output, manifest)
@@ -76,7 +75,7 @@ def run(config: RunConfig, output: Path, *, data: Path | None = None, jobs: int 
             }
             write_run(output, Run(manifest=manifest, tasks=tasks, results=results))
         journal.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # contains trained models
+        with contextlib.suppress(OSError):
             journal.parent.rmdir()
     return output
 
@@ -84,9 +83,7 @@ def run(config: RunConfig, output: Path, *, data: Path | None = None, jobs: int 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Keep a second process from writing into the folder."""
-    if sys.platform == "win32":
-        raise ConfigurationError(f"{folder}: Windows cannot lock it; use WSL or Linux.")
-    import fcntl
+    import fcntl  # not on Windows
 
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -106,13 +103,10 @@ def _check_same_run(folder: Path, manifest: Manifest) -> None:
     if not path.exists():
         path.write_text(wanted, encoding="utf-8")
         return
-    found = path.read_text(encoding="utf-8")
-    if found != wanted:
-        pairs = zip(found.splitlines(), wanted.splitlines(), strict=False)
-        old, new = next(((a, b) for a, b in pairs if a != b), ("its end", "more"))
+    if path.read_text(encoding="utf-8") != wanted:
         raise ConfigurationError(
-            f"{folder}: contains another run: its manifest has {old.strip()!r}, this one "
-            f"{new.strip()!r}. Choose another --output, or delete the folder."
+            f"{folder}: contains another run, or one of other package versions: its {MANIFEST} "
+            "differs. Choose another --output, or delete the folder."
         )
 
 
@@ -120,19 +114,17 @@ def _chunks(
     config: RunConfig,
     manifest: Manifest,
     tasks: Mapping[str, list[TaskEntry]],
-    models: Mapping[str, str | None],
     data: Path | None,
 ) -> Iterator[Chunk]:
     protocol = manifest.protocol
-    settings = {agent.slug: agent.settings for agent in config.agents}
-    environments = {environment.slug: environment for environment in config.environments}
+    configured = {agent.slug: agent for agent in config.agents}
     for environment, agent in manifest.cells:
-        own = dict(settings[agent.slug])
+        own = dict(configured[agent.slug].settings)
         if find_kind(agent.kind).needs_model:
             own = {"temperature": protocol.temperature, "concurrency": protocol.concurrency, **own}
-        if (model := models[agent.slug]) is not None:
+        if (model := find_model(configured[agent.slug])) is not None:
             own["model"] = model
-        make_env = configured_environment(environments[environment.slug], agent.tool_format, data)
+        make_env = configured_environment(environment, agent.tool_format, data)
         episodes = list_episodes(tasks[environment.slug], protocol)
         for start in range(0, len(episodes), protocol.concurrency):
             yield Chunk(

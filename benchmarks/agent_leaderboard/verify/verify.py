@@ -34,8 +34,8 @@ from agent_leaderboard.play.episodes import (
     as_floats,
     run_episodes,
 )
+from agent_leaderboard.play.prepare import complete_record
 from agent_leaderboard.play.run import WORK, run_all
-from agent_leaderboard.play.tasks import complete_record
 from agent_leaderboard.records.manifest import (
     AgentRecord,
     EnvironmentRecord,
