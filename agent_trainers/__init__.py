@@ -8,27 +8,16 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from agent_trainers.algorithms.advantages import estimate
-    from agent_trainers.gateway import Gateway
-    from agent_trainers.rollout.collector import Rollout
-    from agent_trainers.tiny_policy import TINY_POLICY
-    from agent_trainers.trainers.config import StepGRPOConfig, StepPPOConfig
-    from agent_trainers.trainers.grpo import StepGRPOTrainer
-    from agent_trainers.trainers.ppo import StepPPOTrainer
-    from agent_trainers.trajectory import Trajectory, Transition
-
-__all__ = [
-    "TINY_POLICY",
-    "Gateway",
-    "Rollout",
-    "StepGRPOConfig",
-    "StepGRPOTrainer",
-    "StepPPOConfig",
-    "StepPPOTrainer",
-    "Trajectory",
-    "Transition",
-    "estimate",
-]
+    from agent_trainers.algorithms.advantages import estimate as estimate
+    from agent_trainers.gateway import Gateway as Gateway
+    from agent_trainers.rollout.collector import Rollout as Rollout
+    from agent_trainers.tiny_policy import TINY_POLICY as TINY_POLICY
+    from agent_trainers.trainers.config import StepGRPOConfig as StepGRPOConfig
+    from agent_trainers.trainers.config import StepPPOConfig as StepPPOConfig
+    from agent_trainers.trainers.grpo import StepGRPOTrainer as StepGRPOTrainer
+    from agent_trainers.trainers.ppo import StepPPOTrainer as StepPPOTrainer
+    from agent_trainers.trajectory import Trajectory as Trajectory
+    from agent_trainers.trajectory import Transition as Transition
 
 _MODULES: Final = {
     "TINY_POLICY": "tiny_policy",
@@ -42,6 +31,7 @@ _MODULES: Final = {
     "Transition": "trajectory",
     "estimate": "algorithms.advantages",
 }
+__all__ = [*_MODULES]
 
 
 def __getattr__(name: str) -> Any:

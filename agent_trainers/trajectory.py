@@ -41,16 +41,8 @@ class StopReason(StrEnum):
     """Failed: the policy returned no action, such as an unreachable server."""
 
 
-_FAILURES: Final = (
-    StopReason.TIMEOUT,
-    StopReason.ENVIRONMENT_ERROR,
-    StopReason.POLICY_ERROR,
-)
-_TRUNCATIONS: Final = (
-    StopReason.TURN_LIMIT,
-    StopReason.TOKEN_LIMIT,
-    StopReason.CONTEXT_OVERFLOW,
-)
+_FAILURES: Final = (StopReason.TIMEOUT, StopReason.ENVIRONMENT_ERROR, StopReason.POLICY_ERROR)
+_TRUNCATIONS: Final = (StopReason.TURN_LIMIT, StopReason.TOKEN_LIMIT, StopReason.CONTEXT_OVERFLOW)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +168,7 @@ def save_trajectories(path: str | Path, trajectories: Iterable[Trajectory]) -> N
         DataError: If the suffix is another.
     """
     check_kind(path)
-    records = [_trajectory_record(trajectory) for trajectory in trajectories]
+    records = [_fields(trajectory) for trajectory in trajectories]
     with atomic_path(path) as temporary:
         if temporary.suffix == ".parquet":
             _write_parquet(temporary, records)
@@ -216,21 +208,11 @@ def check_kind(path: str | Path) -> None:
         raise DataError(f"{path}: unknown kind of file. Use one of {', '.join(SUFFIXES)}.")
 
 
-def _trajectory_record(trajectory: Trajectory) -> dict[str, Any]:
-    return _fields(trajectory) | {"transitions": [*map(_transition_record, trajectory.transitions)]}
-
-
-def _transition_record(transition: Transition) -> dict[str, Any]:
-    # float32 -> float64 -> JSON -> float64 -> float32 loses nothing
-    logprobs = np.asarray(transition.logprobs, np.float32).astype(float).tolist()
-    return _fields(transition) | {"logprobs": logprobs}
-
-
 def _text(transition: Transition) -> str:
-    return json.dumps(_transition_record(transition), default=_plain, sort_keys=True)
+    return json.dumps(_fields(transition), default=_plain, sort_keys=True)
 
 
-def _fields(item: Transition | Trajectory) -> dict[str, Any]:
+def _fields(item: Any) -> dict[str, Any]:
     return {field.name: getattr(item, field.name) for field in dataclasses.fields(item)}
 
 
@@ -246,9 +228,9 @@ def _trajectory(record: Mapping[str, Any]) -> Trajectory:
 def _plain(value: Any) -> Any:
     """Return a JSON value; environments put numpy numbers and dataclasses into info."""
     if isinstance(value, np.generic | np.ndarray):
-        return value.tolist()
+        return value.tolist()  # float32 -> float64 -> JSON -> float64 -> float32 loses nothing
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.asdict(value)
+        return _fields(value)
     return repr(value)
 
 

@@ -22,8 +22,7 @@ from agent_envs.data.files import write_json
 from agent_envs.formats.tool_formats import TOOL_FORMATS
 from agent_trainers import TINY_POLICY
 from agent_trainers.cli.environments import read_source
-from agent_trainers.cli.train import make_trainer
-from agent_trainers.cli.train_options import parse_arguments
+from agent_trainers.cli.train import make_trainer, parse_arguments
 from agent_trainers.policies import Generation, GenerationRequest, Policy, PolicyWrapper
 from agent_trainers.policies.local import transformers_policy
 from agent_trainers.rollout.evaluation import evaluate_policy

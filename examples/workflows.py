@@ -14,10 +14,9 @@ import openai
 
 from agent_envs.errors import ConfigurationError
 from agent_trainers.policies import GenerationRequest, Policy, ScriptedPolicy
-from agent_trainers.policies.policy import Schemas
 from agent_trainers.programs import EnvironmentTools, Outcome, ProgramSession, ProgramTasks
 from agent_trainers.rollout.evaluation import evaluate
-from agent_trainers.tiny_policy.make import make_tiny_policy
+from agent_trainers.tiny_policy.make import EnvironmentSource, make_tiny_policy
 from agent_trainers.trajectory import Trajectory
 from examples.train_openai_loop import ENVIRONMENT, solution, train
 
@@ -123,14 +122,14 @@ def simulated_user(session: ProgramSession, task: dict[str, Any]) -> Outcome:
     return world.outcome(ask(agent, f"answer : {heard}\n{found}"))
 
 
-class ProgramSource:
+class ProgramSource(EnvironmentSource):
     """A program in which an oracle answers instead of the model."""
 
     def __init__(self, tasks: ProgramTasks, oracle: Oracle) -> None:
         """Use the answers of `oracle` in the program of `tasks`."""
         self._tasks, self._oracle = tasks, oracle
-        self.num_tasks: int | None = tasks.num_tasks
-        self.tools: Schemas = None
+        self.num_tasks = tasks.num_tasks
+        self.tools = None
 
     def demonstrate(self, tasks: Sequence[int]) -> list[Trajectory]:
         """Return the successful episodes of the oracle."""

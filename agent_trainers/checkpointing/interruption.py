@@ -4,10 +4,11 @@ The first request lets the step finish and saves a checkpoint; the second stops 
 training, the first does.
 """
 
+import contextlib
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -25,22 +26,22 @@ SIGNALS: Final = tuple(
 )
 
 
-class Interrupted(BaseException):
-    """The run was asked to stop; not an ``Exception``, so that nothing handles it as a failure."""
+class Interrupted(KeyboardInterrupt):
+    """Training was asked to stop."""
 
     def __init__(self, number: int) -> None:
         """Take the signal's number."""
-        super().__init__(number)
+        super().__init__("Resume from the last checkpoint with the same command and --resume.")
         self.exit_code = 128 + number
 
 
-class StopRequests:
+class StopRequests(contextlib.ExitStack):
     """Receives requests to stop while its block runs."""
 
     def __init__(self, notify: Callable[[str], None]) -> None:
         """Print what happens next through `notify`."""
+        super().__init__()
         self._notify = notify
-        self._before: dict[signal.Signals, Any] = {}
         self._received: int | None = None
         self.can_finish_step = False
         """Whether training runs: then a request waits for the end of the step."""
@@ -48,13 +49,8 @@ class StopRequests:
     def __enter__(self) -> Self:
         """Install the handlers, which only the main thread may."""
         if threading.current_thread() is threading.main_thread():
-            self._before = catch_signals(self._receive)
+            self.enter_context(catch_signals(self._receive))
         return self
-
-    def __exit__(self, *_: object) -> None:
-        """Restore the handlers."""
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
 
     @property
     def received(self) -> int | None:
@@ -73,18 +69,22 @@ class StopRequests:
         self._received = number
         if "LOCAL_RANK" in os.environ:
             return  # a launcher may send a signal several times
-        for other in self._before:
-            signal.signal(other, signal.SIG_DFL)
+        for other in SIGNALS:
+            if signal.getsignal(other) == self._receive:
+                signal.signal(other, signal.SIG_DFL)
         self._notify("Stopping after this step and its checkpoint. Signal again to stop at once.")
 
 
-def catch_signals(handler: Callable[[int, Any], None]) -> dict[signal.Signals, Any]:
-    """Handle `SIGNALS`, except those that are ignored (``nohup``); return the earlier handlers."""
-    return {
-        number: signal.signal(number, handler)
-        for number in SIGNALS
-        if signal.getsignal(number) is not signal.SIG_IGN
-    }
+@contextlib.contextmanager
+def catch_signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Handle `SIGNALS` in a block, except those that are ignored (``nohup``)."""
+    numbers = [n for n in SIGNALS if signal.getsignal(n) is not signal.SIG_IGN]
+    before = [signal.signal(number, handler) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, earlier in zip(numbers, before, strict=True):
+            signal.signal(number, earlier)
 
 
 def detach_closed_terminal(number: int) -> None:

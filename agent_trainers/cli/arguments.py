@@ -2,12 +2,13 @@
 
 import argparse
 import contextlib
-import dataclasses
 import difflib
 import json
+import os
 import sys
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
@@ -29,6 +30,15 @@ T = TypeVar("T")
 _USER_ERRORS: Final = (
     ConfigurationError, DataError, MissingExtraError, UnknownNameError, gym.error.Error,
 )  # fmt: skip
+SHOWN: Final = (
+    "max_length", "max_completion_length", "bf16", "use_cpu", "lora_alpha", "lora_dropout",
+    "lora_target_modules", "load_in_4bit", "loss_type", "importance_sampling_level", "epsilon",
+    "epsilon_high", "beta", "use_bias_correction_kl", "num_generations", "temperature", "use_vllm",
+    "vllm_mode", "vllm_importance_sampling_mode", "num_train_epochs", "max_steps", "learning_rate",
+    "per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "seed",
+    "output_dir", "save_steps", "report_to", "push_to_hub",
+)  # fmt: skip
+"""Options of TRL that ``--help`` shows."""
 
 
 class CommandParser(HfArgumentParser):  # type: ignore[misc] # transformers is untyped
@@ -40,42 +50,34 @@ class CommandParser(HfArgumentParser):  # type: ignore[misc] # transformers is u
         *,
         program: str,
         description: str = "",
-        also_shown: Sequence[str] = (),
-        show_all: bool = False,
     ) -> None:
-        """Make options of dataclasses; ``--help`` shows ours, `also_shown`, or all of them."""
+        """Make options of dataclasses; ``--help`` shows ours and `SHOWN` of TRL's."""
         super().__init__(
             kinds, prog=program, description=description, allow_abbrev=False,
             usage="%(prog)s [--option value ...]",
         )  # fmt: skip
+        self._settings = dict(self._option_string_actions)
         self.add_argument("--config", help="Settings in YAML; the command line has priority.")
         self.add_argument("--help_all", action="help", help="Show TRL's other options, too.")
-        fields = [field for kind in kinds for field in dataclasses.fields(kind) if field.init]
-        self._fields = [field.name for field in fields]
-        # names in files: fields and their aliases, such as envs for env
-        self._names = {name: name for name in self._fields} | {
-            alias.lstrip("-"): field.name
-            for field in fields
-            for alias in field.metadata.get("aliases", ())
-        }
         self._types = {k: str(v) for kind in kinds for k, v in typing.get_type_hints(kind).items()}
-        bases = [base for kind in kinds for base in kind.__mro__]
-        theirs = [base for base in bases if base.__module__.startswith(("trl.", "transformers."))]
         ours = {
-            k for base in bases if base not in theirs for k in vars(base).get("__annotations__", ())
+            name
+            for kind in kinds
+            for base in kind.__mro__
+            if not base.__module__.startswith(("trl.", "transformers."))
+            for name in vars(base).get("__annotations__", ())
         }
-        for action in self._actions:
-            if action.dest in self._names and action.dest not in {*ours, *also_shown}:
-                action.help = action.help if show_all else argparse.SUPPRESS
+        self._hidden = self._types.keys() - ours - set(SHOWN)
         self._source = ""
 
     def use_settings(self, settings: Mapping[str, Any], source: str) -> None:
         """Make settings the defaults, converted as on the command line; errors name `source`."""
         self._source = f"{source}: "
         values: dict[str, Any] = {}
-        for given, value in settings.items():
-            if (name := self._names.get(given)) is None:
-                self.error(unknown_option(f"--{given}", self._names))
+        for option, value in settings.items():
+            if (action := self._settings.get(f"--{option}")) is None:
+                self._refuse_unknown(f"--{option}")
+            name = action.dest
             if isinstance(value, list) and "list" not in self._types[name]:
                 self.error(f"{name} takes one value, not a list: {value}")
             if value is not None and not isinstance(value, list):
@@ -88,18 +90,21 @@ class CommandParser(HfArgumentParser):  # type: ignore[misc] # transformers is u
 
     def given(self, arguments: Sequence[str]) -> argparse.Namespace:
         """Return the options on a command line; those not on it are None."""
-        helps = ("-h", "--help", "--help_all", "--help-all")
+        helps = ("-h", "--help", "--help_all")
         kept = [argument for argument in arguments if argument not in helps]
-        unset = argparse.Namespace(**dict.fromkeys(self._fields))
+        unset = argparse.Namespace(**{action.dest: None for action in self._actions})
         values: argparse.Namespace = self.parse_known_args(kept, unset)[0]
         return values
 
     def read(self, arguments: Sequence[str]) -> argparse.Namespace:
         """Return the values by name; ends the process if an option is wrong or unknown."""
+        for action in self._actions:
+            if action.dest in self._hidden and "--help_all" not in arguments:
+                action.help = argparse.SUPPRESS
         values: argparse.Namespace
         values, unknown = self.parse_known_args(list(arguments))
         if unknown:
-            self.error(unknown_option(unknown[0], self._names))
+            self._refuse_unknown(unknown[0])
         return values
 
     def build(self, values: argparse.Namespace) -> tuple[Any, ...]:
@@ -109,33 +114,32 @@ class CommandParser(HfArgumentParser):  # type: ignore[misc] # transformers is u
         except (ValueError, ImportError, OSError) as error:  # TRL's and transformers' own checks
             self.error(" ".join(str(error).split()))
 
+    def _refuse_unknown(self, option: str) -> NoReturn:
+        name = option.split("=")[0]
+        close = difflib.get_close_matches(name, self._option_string_actions, n=1)
+        self.error(f"unknown option {name}." + (f" Did you mean {close[0]}?" if close else ""))
+
     def error(self, message: str) -> NoReturn:
         """Print the error without argparse's usage, and exit with code 2."""
-        refuse(self.prog, f"{self._source}{message}")
-
-
-def unknown_option(option: str, known: Iterable[str]) -> str:
-    """Return the message for an unknown option, with the closest known name."""
-    name = option.split("=")[0]
-    close = difflib.get_close_matches(name, [f"--{other}" for other in known], n=1)
-    return f"unknown option {name}." + (f" Did you mean {close[0]}?" if close else "")
+        sys.stderr.write(f"{self.prog}: {self._source}{message}\n")
+        sys.stderr.write(f"All options: {self.prog} --help\n")
+        sys.exit(2)
 
 
 def notifier(program: str) -> Callable[[str], None]:
-    """Return a function that prints a status line to stderr, above any progress bar."""
+    """Return a function that prints a status line to stderr, above any progress bar.
+
+    Of several processes the main one prints.
+    """
 
     def notify(text: str) -> None:
+        if os.environ.get("RANK", "0") != "0":
+            return
         with contextlib.suppress(OSError):  # the terminal may have been closed
             tqdm.write(f"{program}: {text}", file=sys.stderr)
             sys.stderr.flush()
 
     return notify
-
-
-def refuse(program: str, message: str) -> NoReturn:
-    """Print what is wrong with a command line, and exit with code 2."""
-    sys.stderr.write(f"{program}: {message}\nAll options: {program} --help\n")
-    sys.exit(2)
 
 
 def parse(arguments: Sequence[str], kind: type[T], *, program: str, description: str) -> T:
@@ -148,21 +152,24 @@ def parse(arguments: Sequence[str], kind: type[T], *, program: str, description:
 
 
 def run_command(
-    program: str, run: Callable[[list[str]], None], arguments: Sequence[str] | None
+    program: str, run: Callable[[list[str]], int | None], arguments: Sequence[str] | None = None
 ) -> None:
     """Call `run` with a command line (None: this process's), with errors as one line.
 
-    The exit code is 2 for a wrong command line or input, 1 for a failure while running, 130 after
-    Ctrl-C.
+    The exit code is what `run` returns, 2 for a wrong command line or input, 1 for a failure while
+    running, 130 after Ctrl-C.
     """
+    # transformers 5.23 deprecates names that TRL 1.16 uses
+    warnings.filterwarnings("ignore", ".*gradient_checkpointing.*", FutureWarning)
     try:
-        run(list(sys.argv[1:] if arguments is None else arguments))
+        if (exit_code := run(list(sys.argv[1:] if arguments is None else arguments))) is not None:
+            sys.exit(exit_code)
     except (AgentEnvsError, gym.error.Error) as error:
         sys.stderr.write(f"{program}: {error}\n")
         sys.exit(2 if isinstance(error, _USER_ERRORS) else 1)
-    except KeyboardInterrupt:
-        sys.stderr.write(f"\n{program}: Stopped.\n")
-        sys.exit(130)
+    except KeyboardInterrupt as interrupt:
+        sys.stderr.write(f"\n{program}: Stopped. {interrupt}\n")
+        sys.exit(getattr(interrupt, "exit_code", 130))
 
 
 def read_config(path: Path, option: str = "--config") -> dict[str, Any]:

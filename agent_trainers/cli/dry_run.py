@@ -18,7 +18,6 @@ from rich.text import Text
 from transformers import TrainerCallback
 
 from agent_envs.errors import ConfigurationError
-from agent_trainers.monitoring.episode_statistics import EpisodeSummary, summarise
 from agent_trainers.monitoring.metrics_log import MetricsLog
 from agent_trainers.monitoring.report import write_trajectory_page
 from agent_trainers.monitoring.trajectory_samples import (
@@ -59,31 +58,31 @@ def dry_run(trainer: StepGRPOTrainer, title: str, checkpoint: str | None = None)
     seconds = trainer.clock.seconds()
     record = trainer.last_batch
     assert record is not None
+    played, rows = record.trajectories, record.rows
     new_logprobs = trainer.current_logprobs()
     is_action = record.tensors["action_mask"].cpu().numpy().astype(bool)
     sampled = record.tensors["sampling_per_token_logps"].float().cpu().numpy()
     # vLLM returns none for some tokens
-    drift = np.concatenate(
-        gather_object([np.nan_to_num(np.abs(new_logprobs - sampled)[is_action])])
-    )
-    episodes: list[EpisodeSummary] = gather_object([*map(summarise, record.trajectories)])
-    has_signal: list[bool] = gather_object([bool(np.any(values)) for values in record.advantages])
-    count = {
-        "rows": len(record.rows),
-        "steps": sum(len(t.transitions) for t in record.trajectories),
-        "prompt tokens": sum(len(row.prompt_ids) for row in record.rows),
-        "sampled tokens": sum(sum(row.is_action) for row in record.rows),
-        "trained tokens": sum(sum(row.is_trained) for row in record.rows),
+    drift = np.nan_to_num(np.abs(new_logprobs - sampled)[is_action])
+    returns = [f"{t.return_:.2f}" if t.is_scorable else "failed" for t in played]
+    styles = ["" if np.any(advantages) else "dim" for advantages in record.advantages]
+    episodes = [(t.group_id, t.task_id, *x) for t, *x in zip(played, returns, styles, strict=True)]
+    counts = {
+        "rows": len(rows),
+        "steps": sum(len(t.transitions) for t in played),
+        "prompt tokens": sum(len(row.prompt_ids) for row in rows),
+        "sampled tokens": sum(sum(row.is_action) for row in rows),
+        "trained tokens": sum(sum(row.is_trained) for row in rows),
     }
-    counts: list[dict[str, int]] = gather_object([count])
+    shares = gather_object([(drift, episodes, counts)])
     if not trainer.accelerator.is_main_process:
         return
     # the trajectory with the most rows, then steps, tells most
-    num_rows = np.bincount([r.episode for r in record.rows], minlength=len(record.trajectories))
-    lengths = [(num_rows[i], len(t.transitions)) for i, t in enumerate(record.trajectories)]
+    num_rows = np.bincount([row.episode for row in rows], minlength=len(played))
+    lengths = [(num_rows[i], len(t.transitions)) for i, t in enumerate(played)]
     *chosen, shown = trained_samples(
         record,
-        [*choose(record.trajectories, NUM_SAMPLES), lengths.index(max(lengths))],
+        [*choose(played, NUM_SAMPLES), lengths.index(max(lengths))],
         label="dry run",
         new_logprobs=new_logprobs,
     )
@@ -92,60 +91,53 @@ def dry_run(trainer: StepGRPOTrainer, title: str, checkpoint: str | None = None)
     console = Console(highlight=False)
     console.rule(f"[bold]dry run: {title}", align="left")
     groups: dict[str, Text] = {}
-    for episode, signal in zip(episodes, has_signal, strict=True):
-        line = groups.setdefault(episode.group_id, Text(f"  {episode.task_id}:"))
-        shown_return = f"{sum(episode.rewards):.2f}" if episode.is_scorable else "failed"
-        line.append(f" {shown_return}", "" if signal else "dim")
+    everywhere = [episode for share in shares for episode in share[1]]
+    for group_id, task_id, shown_return, style in everywhere:
+        groups.setdefault(group_id, Text(f"  {task_id}:")).append(f" {shown_return}", style)
     console.print(
-        f"{len(groups)} groups, {len(episodes)} episodes; returns, grey without advantage"
+        f"{len(groups)} groups, {len(everywhere)} episodes; returns, grey without advantage"
     )
     console.print(*list(groups.values())[:MAX_GROUPS], sep="\n")
     console.rule("a trajectory, step by step", align="left")
     for t in range(len(shown.trajectory.transitions)):
-        lines = _step(shown, t, trainer.processing_class)
+        lines = map(Text, _step(shown, t))
         console.print(Text(f"step {t + 1}", "bold"), *lines, sep="\n  ")
     end = shown.trajectory
     console.print(f"ended: {end.stop_reason.value}, return {end.return_:.3f}", style="bold")
     console.rule("the batch", align="left")
-    facts = {name: f"{sum(count[name] for count in counts):,}" for name in counts[0]}
-    facts |= {f"seconds to {name}": f"{spent:.2f}" for name, spent in seconds.items()}
+    facts = {name: f"{sum(share[2][name] for share in shares):,}" for name in counts}
+    facts |= {f"seconds to {name}": f"{t:.2f}" for name, t in seconds.items()}
     is_cuda = torch.cuda.is_available()
     peak = torch.cuda.max_memory_allocated() if is_cuda else psutil.Process().memory_info().rss
     facts["memory"] = f"{peak / 2**30:.2f} GiB {'at most on the GPU' if is_cuda else 'in use'}"
+    drifts = np.concatenate([share[0] for share in shares])
     facts["drift"] = (
-        f"{drift.sum() / max(1, drift.size):.2e} on average, {drift.max(initial=0.0):.2e} at most, "
-        "between sampled and recomputed log-probabilities"
+        f"{drifts.sum() / max(1, drifts.size):.2e} on average, {drifts.max(initial=0.0):.2e} at "
+        "most, between sampled and recomputed log-probabilities"
     )
     for name, value in {**facts, "trajectories": str(page)}.items():
         console.print(f"{name:>20}: {value}", soft_wrap=True)
     console.print("No weights were changed and none saved.")
 
 
-def _step(sample: TrajectorySample, t: int, tokenizer: Any) -> Iterator[Text]:
-    """Yield the change of state before a step, its action with advantages, and its reward."""
-    transition = sample.trajectory.transitions[t]
-    trained = sample.steps[t] if sample.steps is not None else None
+def _step(sample: TrajectorySample, t: int) -> Iterator[str]:
+    """Yield the change of state before a step, its action, and its reward and advantage."""
+    transition, trained = sample.trajectory.transitions[t], (sample.steps or ())[t]
     added, dropped = state_change(sample.trajectory, t)
-    if trained is not None and trained.fork_reason:
-        yield Text(f"a new row begins here: {trained.fork_reason}", "blue")
-    for mark, style, messages in (("-", "red", dropped), ("+", "cyan", added)):
+    if trained.fork_reason:
+        yield f"a new row begins here: {trained.fork_reason}"
+    for mark, messages in (("-", dropped), ("+", added)):
         for message in messages:
-            content = Text(str(message.get("content", "")))
-            content.truncate(MAX_MESSAGE_CHARS, overflow="ellipsis")
-            yield Text.assemble((f"{mark} {message['role']} ", style), content)
-    action = Text()
-    for j, token in enumerate(transition.completion_ids):
-        style = "dim"
-        if trained is not None and trained.is_trained[j]:
-            style = ("red", "", "green")[int(np.sign(trained.advantages[j])) + 1]
-        action.append(tokenizer.decode([token]), style).append(" ")
-    yield action
+            text = str(message.get("content", ""))
+            shortened = f"{text[:MAX_MESSAGE_CHARS]}..." if len(text) > MAX_MESSAGE_CHARS else text
+            yield f"{mark} {message['role']} {shortened}"
+    yield f"> {transition.action}"
     terms = ", ".join(f"{name} {value:+.3f}" for name, value in transition.reward_terms.items())
     facts = [f"reward {transition.reward:+.3f} ({terms})"]
-    if trained is not None and trained.advantages:
+    if trained.advantages:
         facts.append(f"row {trained.row + 1}, advantage {np.mean(trained.advantages):+.3f}")
-    if trained is not None and trained.values:
+    if trained.values:
         facts.append(f"value {trained.values[0]:+.3f}")
     if code := (transition.info.get("action") or {}).get("error"):
         facts.append(f"error {code}")
-    yield Text(", ".join(facts), "dim")
+    yield ", ".join(facts)

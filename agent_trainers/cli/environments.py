@@ -1,18 +1,19 @@
 """Environments or a program named on a command line: made with clear errors, and their tasks."""
 
+import contextlib
 import difflib
-import functools
 import inspect
 import json
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import gymnasium as gym
 import numpy as np
+from datasets import Dataset
 from gymnasium.envs.registration import load_env_creator
 from transformers.hf_argparser import HfArg
 
@@ -23,12 +24,10 @@ from agent_envs.core.tool_env import ENDLESS
 from agent_envs.errors import AgentEnvsError, ConfigurationError
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.programs.program import REWARDS
+from agent_trainers.programs.rollout import ProgramTasks
 from agent_trainers.programs.runners import RUNNERS
 from agent_trainers.rollout.environments import read_reset, template_tools
 from agent_trainers.tasks.env_members import EnvMember, name_members, read_members
-
-if TYPE_CHECKING:
-    from agent_trainers.programs.rollout import ProgramTasks
 
 DEFAULT_ENV: Final = "AgentR1/SyntheticMultiHop-v0"
 MAX_UNKNOWN_SHARE: Final = 0.1
@@ -49,33 +48,44 @@ def evaluation_defaults(env: str) -> dict[str, Any]:
 def environment_maker(
     env_id: str, kwargs: Mapping[str, Any], option: str = "--env_kwargs"
 ) -> Callable[[], Any]:
-    """Return a function that makes an environment and takes further keyword arguments.
+    """Return a function that makes an environment.
 
     The ``module:`` part of `env_id` may be in the working directory. Errors about `kwargs` name
     `option`.
     """
-    return functools.partial(_make, env_id, kwargs, option)
+
+    def make() -> Any:
+        add_working_directory()
+        with _named_errors(env_id, option):
+            return gym.make(env_id, **kwargs)
+
+    return make
 
 
-def _make(env_id: str, kwargs: Mapping[str, Any], option: str, **others: Any) -> Any:
-    add_working_directory()
+@contextlib.contextmanager
+def _named_errors(env_id: str, option: str) -> Iterator[None]:
+    """Raise errors of user code as one line with the file and line that failed."""
     try:
-        return gym.make(env_id, **{**kwargs, **others})
-    except gym.error.Error as error:
-        raise ConfigurationError(f"--env {env_id}: {error}") from error
+        yield
     except AgentEnvsError:
         raise
-    except Exception as error:  # user code
+    except gym.error.Error as error:
+        raise ConfigurationError(f"--env {env_id}: {error}") from error
+    except Exception as error:
         if isinstance(error, TypeError) and "unexpected keyword argument" in str(error):
             raise ConfigurationError(_unknown_argument(env_id, str(error), option)) from error
-        raise _user_error(env_id, "cannot be made", error) from error
+        origin = error.__context__ or error  # Gymnasium wraps some errors
+        frame = traceback.extract_tb(origin.__traceback__)[-1]
+        reason = " ".join(traceback.format_exception_only(error)[-1].split())
+        raise ConfigurationError(
+            f"--env {env_id}: {reason} ({frame.filename}, line {frame.lineno})"
+        ) from error
 
 
 def _unknown_argument(env_id: str, text: str, option: str) -> str:
     """Return the message for an unknown keyword argument, with the closest known one."""
     name = text.partition("unexpected keyword argument ")[2].split()[0].strip("'\".")
-    spec = gym.registry.get(env_id.rpartition(":")[2])
-    entry_point = None if spec is None else spec.entry_point
+    entry_point = gym.registry[env_id.rpartition(":")[2]].entry_point
     creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
     kinds = getattr(creator, "__mro__", ())[:-1]
     known = [each for kind in kinds for each in inspect.signature(kind.__init__).parameters]
@@ -84,52 +94,40 @@ def _unknown_argument(env_id: str, text: str, option: str) -> str:
     return f"{option}: unexpected keyword argument {name!r} for {env_id}.{hint}"
 
 
-def _user_error(env_id: str, what: str, error: Exception) -> ConfigurationError:
-    """Return an error of one line with the file and line of the user's code that failed."""
-    origin = error.__context__ or error  # Gymnasium wraps some errors
-    frames = traceback.extract_tb(origin.__traceback__)
-    ours = (str(Path(gym.__file__).parent), str(Path(__file__).parent.parent), "<frozen")
-    places = [(f.filename, f.lineno) for f in frames if not f.filename.startswith(ours)]
-    if isinstance(error, SyntaxError):
-        places = [(str(error.filename), error.lineno)]
-    where = f" ({places[-1][0]}, line {places[-1][1]})" if places else ""
-    reason = " ".join(traceback.format_exception_only(error)[-1].split())
-    return ConfigurationError(f"--env {env_id}: {what}: {reason}{where}")
+class Environment(NamedTuple):
+    """An environment of a command line, with its first states."""
 
-
-class EnvironmentFacts(NamedTuple):
-    """First states of an environment, and its number of tasks."""
-
+    env_kwargs: dict[str, Any]
+    make_env: Callable[[], Any]
     states: list[dict[str, Any]]
     """`info` of its first resets."""
     num_tasks: int | None
     """Number of tasks; None if endless."""
+    tokenizer: Any
+    """Tokenizer of a local policy; None for a served one."""
 
 
-def inspect_environment(make_env: Callable[[], Any], env_id: str) -> EnvironmentFacts:
-    """Make an environment, reset it a few times, and close it."""
-    env = make_env()
-    try:
-        states = [read_reset(resolve(env.reset(seed=seed))) for seed in range(NUM_STATES)]
-        return EnvironmentFacts(states, getattr(env.unwrapped, "num_tasks", None))
-    except AgentEnvsError:
-        raise
-    except Exception as error:  # user code
-        raise _user_error(env_id, "cannot be reset", error) from error
-    finally:
-        env.close()
-
-
-def fit_environment(
-    tokenizer: Any,
+def inspect_environment(
     env_id: str,
     env_kwargs: Mapping[str, Any],
-    facts: EnvironmentFacts,
-    notify: Callable[[str], None],
-) -> dict[str, Any]:
-    """Return an environment's arguments with a tool format that the chat template can show."""
+    tokenizer: Any = None,
+    notify: Callable[[str], None] = print,
+    option: str = "--env_kwargs",
+) -> Environment:
+    """Make an environment, reset it a few times, and close it.
+
+    With a tokenizer, check that it knows the words of the environment, and describe the tools in
+    the messages if the chat template cannot.
+    """
+    make_env = environment_maker(env_id, env_kwargs, option)
+    with contextlib.closing(make_env()) as env, _named_errors(env_id, option):
+        states = [read_reset(resolve(env.reset(seed=seed))) for seed in range(NUM_STATES)]
+        num_tasks = getattr(env.unwrapped, "num_tasks", None)
+    environment = Environment(dict(env_kwargs), make_env, states, num_tasks, tokenizer)
+    if tokenizer is None:
+        return environment
     renderer, unknown = ChatRenderer(tokenizer), tokenizer.unk_token_id
-    prompts = [renderer.prompt_ids(i["messages"], template_tools(i), None) for i in facts.states]
+    prompts = [renderer.prompt_ids(i["messages"], template_tools(i), None) for i in states]
     ids = [token for prompt in prompts for token in prompt]
     share = 0.0 if unknown is None else ids.count(unknown) / max(1, len(ids))
     if share > MAX_UNKNOWN_SHARE:
@@ -138,28 +136,20 @@ def fit_environment(
             "first states are unknown. Make a tiny policy for it with python -m "
             f"agent_trainers.tiny_policy --env {env_id}, or pass a language model with --model."
         )
-    tools = template_tools(facts.states[0])
+    tools = template_tools(states[0])
     if not tools or "tool_format" in env_kwargs or renderer.shows_tools(tools):
-        return dict(env_kwargs)
+        return environment
     notify(
         "The model's chat template shows no tools, so the environment describes them: "
         "tool_format='tags'."
     )
-    return {**env_kwargs, "tool_format": "tags"}
+    return inspect_environment(env_id, {**env_kwargs, "tool_format": "tags"}, tokenizer, notify)
 
 
 def add_working_directory() -> None:
     """Make modules of the working directory importable."""
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)
-
-
-def count_tasks(make_env: Callable[[], Any]) -> int | None:
-    """Return the number of tasks of an environment; None if endless."""
-    env = make_env()
-    num_tasks: int | None = getattr(env.unwrapped, "num_tasks", None)
-    env.close()
-    return num_tasks
 
 
 def first_tasks(num_tasks: int | None, count: int) -> list[int]:
@@ -219,12 +209,10 @@ class ProgramArguments:
         default=None, help="Request parameters to ignore, such as temperature, not to refuse."
     )
 
-    def program_tasks(self, path: str | None, **options: Any) -> "ProgramTasks":
+    def program_tasks(self, path: str | None, **options: Any) -> ProgramTasks:
         """Return the program with the tasks of a file."""
         if path is None:
             raise ConfigurationError("--program needs --tasks: a file with a row for each task.")
-        from agent_trainers.programs.rollout import ProgramTasks  # imports torch
-
         add_working_directory()
         return ProgramTasks(
             str(self.program),
@@ -252,126 +240,94 @@ def check_program(options: ProgramArguments) -> None:
         )
 
 
-class TrainingTasks(NamedTuple):
-    """Training and evaluation tasks."""
+class Source(NamedTuple):
+    """What ``agent-r1-train`` trains in: environments or, without any, a program."""
 
-    arguments: dict[str, Any]
-    """Those of `StepGRPOTrainer`."""
-    words: str
-    """Description of the evaluation tasks."""
-
-
-def _dataset(rows: list[dict[str, Any]] | None) -> Any:
-    from datasets import Dataset
-
-    return Dataset.from_list(rows) if rows else None
+    title: str
+    settings: dict[str, Any]
+    """Settings for ``settings.json`` and ``results.json``."""
+    trained: list[EnvMember]
+    variants: list[EnvMember]
+    """Environments for evaluation only."""
 
 
-def _rows(tasks: list[int] | None) -> Any:
-    return _dataset([{"task": task} for task in tasks or ()])
-
-
-class ProgramSource:
-    """A program to train, with its tasks."""
-
-    def __init__(self, options: Any) -> None:
-        """Take the options of ``agent-r1-train``."""
-        self._options = options
-        self.title: str = options.program
+def read_source(options: Any) -> Source:
+    """Read the options of ``agent-r1-train``; see `read_members` for errors."""
+    check_program(options)
+    if options.program is not None:
         names = ("program", "tasks", "eval_tasks", "reward", "frozen_roles")
-        self.settings = {name: getattr(options, name) for name in names}
-        """Settings for ``settings.json`` and ``results.json``."""
+        return Source(options.program, {name: getattr(options, name) for name in names}, [], [])
+    kwargs = json_object(options.env_kwargs, "--env_kwargs")
+    eval_kwargs = json_object(options.eval_env_kwargs, "--eval_env_kwargs")
+    members = [
+        replace(m, kwargs={**kwargs, **m.kwargs}, eval_kwargs={**eval_kwargs, **m.eval_kwargs})
+        for m in read_members(options.env or [DEFAULT_ENV], "env")
+    ]
+    evaluated: list[EnvMember] = []
+    if options.eval_envs is not None:
+        evaluated = read_members(options.eval_envs, "eval_envs", is_weighted=False)
+    trained, variants = name_members(members, evaluated)
+    first = trained[0]
+    if len(trained) == 1:  # the weight of a single environment has no effect
+        trained = [replace(first, weight=1.0)]
+    title = " + ".join(f"{m.name} x {m.weight:g}" for m in trained)
+    settings: dict[str, Any] = {"env": None, "env_kwargs": {}, "eval_env_kwargs": {}}
+    if len(trained) == 1 and first.tasks is None:
+        title = str(first.id)
+        settings = {"env": title, "env_kwargs": first.kwargs, "eval_env_kwargs": first.eval_kwargs}
+    else:
+        settings["envs"] = [member.as_json() for member in trained]
+    if variants:
+        settings["eval_envs"] = [member.as_json() for member in variants]
+    return Source(title, settings, trained, variants)
 
-    def tasks(
-        self, tokenizer: Any, count: int, seed: int, notify: Callable[[str], None]
-    ) -> TrainingTasks:
-        """Return the tasks; without `eval_tasks`, `count` are held out of training."""
-        options = self._options
-        source = options.program_tasks(options.tasks, frozen_roles=options.frozen_roles or ())
-        evaluated, split = source, hold_out(source.num_tasks, count, seed)
+
+def find_tasks(
+    options: Any, source: Source, tokenizer: Any, seed: int, notify: Callable[[str], None]
+) -> tuple[dict[str, Any], str]:
+    """Return the trainer's arguments for a source, and a description of its evaluation tasks."""
+    count = options.num_eval_tasks
+    if options.program is not None:
+        program = options.program_tasks(options.tasks, frozen_roles=options.frozen_roles or ())
+        evaluated, split = program, hold_out(program.num_tasks, count, seed)
         if options.eval_tasks is not None:
             evaluated = options.program_tasks(options.eval_tasks)
             split = Split(None, first_tasks(evaluated.num_tasks, count), options.eval_tasks)
-        arguments = {
-            "env": source,
-            "eval_env": evaluated,
-            "train_dataset": _rows(split.train),
-            "eval_dataset": _rows(split.eval),
-        }
-        return TrainingTasks(arguments, split.words)
+        return {"env": program, "eval_env": evaluated, **_datasets(split)}, split.words
 
+    def fit(member: EnvMember) -> tuple[EnvMember, int | None]:
+        """Return an environment in a tool format that fits the tokenizer."""
+        fitted = inspect_environment(str(member.id), member.kwargs, tokenizer, notify)
+        return replace(member, kwargs=fitted.env_kwargs), fitted.num_tasks
 
-class EnvironmentSource:
-    """One or several environments to train in, and others for evaluation only."""
-
-    def __init__(self, options: Any) -> None:
-        """Read the options of ``agent-r1-train``; see `read_members` for errors."""
-        kwargs = json_object(options.env_kwargs, "--env_kwargs")
-        eval_kwargs = json_object(options.eval_env_kwargs, "--eval_env_kwargs")
-        members = [
-            replace(m, kwargs={**kwargs, **m.kwargs}, eval_kwargs={**eval_kwargs, **m.eval_kwargs})
-            for m in read_members(options.env or [DEFAULT_ENV], "env")
-        ]
-        variants: list[EnvMember] = []
-        if options.eval_envs is not None:
-            variants = read_members(options.eval_envs, "eval_envs", is_weighted=False)
-        self.trained, self.variants = name_members(members, variants)
-        first = self.trained[0]
-        if len(self.trained) == 1:  # the weight of a single environment has no effect
-            self.trained = [replace(first, weight=1.0)]
-        self.is_single = len(self.trained) == 1 and first.tasks is None
-        self.title = " + ".join(f"{m.name} x {m.weight:g}" for m in self.trained)
-        self.settings: dict[str, Any] = {"env": None, "env_kwargs": {}, "eval_env_kwargs": {}}
-        """Settings for ``settings.json`` and ``results.json``."""
-        if self.is_single:
-            self.title = str(first.id)
-            arguments = {"env_kwargs": first.kwargs, "eval_env_kwargs": first.eval_kwargs}
-            self.settings = {"env": first.id, **arguments}
-        else:
-            self.settings["envs"] = [member.as_json() for member in self.trained]
-        if self.variants:
-            self.settings["eval_envs"] = [member.as_json() for member in self.variants]
-
-    def tasks(
-        self, tokenizer: Any, count: int, seed: int, notify: Callable[[str], None]
-    ) -> TrainingTasks:
-        """Return the environments in a tool format that fits the tokenizer, and their tasks."""
-
-        def fit(member: EnvMember) -> tuple[EnvMember, int | None]:
-            env_id = str(member.id)
-            facts = inspect_environment(environment_maker(env_id, member.kwargs), env_id)
-            kwargs = fit_environment(tokenizer, env_id, member.kwargs, facts, notify)
-            return replace(member, kwargs=kwargs), facts.num_tasks
-
-        trained = [fit(member) for member in self.trained]
-        splits = [_split(member, num_tasks, count, seed) for member, num_tasks in trained]
-        members = [member for member, _ in trained]
-        eval_envs = [
-            replace(m, tasks=m.tasks or first_tasks(num_tasks, count))
-            for m, num_tasks in map(fit, self.variants)
-        ]
-        arguments: dict[str, Any] = {
-            "eval_env": [member.in_evaluation() for member in members],
-            "eval_envs": eval_envs or None,
-        }
-        if self.is_single:
-            arguments["env"] = [replace(members[0], eval_kwargs={})]
-            arguments["train_dataset"] = _rows(splits[0].train)
-            arguments["eval_dataset"] = _rows(splits[0].eval)
-            return TrainingTasks(arguments, splits[0].words)
-        pairs = [*zip(members, splits, strict=True)]
-        arguments["env"] = [replace(m, eval_kwargs={}, tasks=s.train) for m, s in pairs]
-        rows = [{"env": m.name, "task": task} for m, s in pairs for task in s.eval]
-        arguments["eval_dataset"] = _dataset(rows)
-        return TrainingTasks(arguments, "; ".join(f"{m.name}: {s.words}" for m, s in pairs))
+    trained = [fit(member) for member in source.trained]
+    members = [member for member, _ in trained]
+    splits = [_split(member, num_tasks, count, seed) for member, num_tasks in trained]
+    eval_envs = [
+        replace(m, tasks=m.tasks or first_tasks(num_tasks, count))
+        for m, num_tasks in map(fit, source.variants)
+    ]
+    arguments = {
+        "eval_env": [member.in_evaluation() for member in members],
+        "eval_envs": eval_envs or None,
+    }
+    if len(members) == 1 and members[0].tasks is None:
+        env = [replace(members[0], eval_kwargs={})]
+        return {**arguments, "env": env, **_datasets(splits[0])}, splits[0].words
+    pairs = [*zip(members, splits, strict=True)]
+    arguments["env"] = [replace(m, eval_kwargs={}, tasks=s.train) for m, s in pairs]
+    rows = [{"env": m.name, "task": task} for m, s in pairs for task in s.eval]
+    arguments["eval_dataset"] = _dataset(rows)
+    return arguments, "; ".join(f"{m.name}: {s.words}" for m, s in pairs)
 
 
 def _split(member: EnvMember, num_tasks: int | None, count: int, seed: int) -> Split:
     tasks = member.tasks
     if member.eval_kwargs:
         kwargs = {**member.kwargs, **member.eval_kwargs}
-        num_tasks = count_tasks(environment_maker(str(member.id), kwargs, "--eval_env_kwargs"))
-        return Split(tasks, first_tasks(num_tasks, count), json.dumps(dict(member.eval_kwargs)))
+        evaluated = inspect_environment(str(member.id), kwargs, option="--eval_env_kwargs")
+        words = json.dumps(dict(member.eval_kwargs))
+        return Split(tasks, first_tasks(evaluated.num_tasks, count), words)
     if tasks is None:
         return hold_out(num_tasks, count, seed)
     split = hold_out(len(tasks), count, seed)
@@ -379,10 +335,10 @@ def _split(member: EnvMember, num_tasks: int | None, count: int, seed: int) -> S
     return Split([tasks[i] for i in indices], [tasks[i] for i in split.eval], split.words)
 
 
-Source = ProgramSource | EnvironmentSource
+def _datasets(split: Split) -> dict[str, Any]:
+    train, evaluated = ([{"task": task} for task in part or ()] for part in split[:2])
+    return {"train_dataset": _dataset(train), "eval_dataset": _dataset(evaluated)}
 
 
-def read_source(options: Any) -> Source:
-    """Return the environments or the program that the options of ``agent-r1-train`` name."""
-    check_program(options)
-    return EnvironmentSource(options) if options.program is None else ProgramSource(options)
+def _dataset(rows: list[dict[str, Any]]) -> Any:
+    return Dataset.from_list(rows) if rows else None

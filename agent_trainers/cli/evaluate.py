@@ -1,40 +1,47 @@
 """``agent-r1-eval``: evaluate a language model in an environment, or in a program.
 
-``agent-r1-eval collect`` keeps the best episodes for ``agent-r1-sft`` (rejection sampling).
+``agent-r1-eval collect`` keeps the best episodes for ``agent-r1-sft`` (rejection sampling). Its
+tasks run in portions that are saved when they are done; the same command resumes after the last.
 """
 
-from collections.abc import Sequence
+import contextlib
+import functools
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Column, Table
+from tqdm.auto import tqdm
 from transformers.hf_argparser import HfArg
 
+from agent_envs.core.command_line import json_object
 from agent_envs.data.files import write_json
 from agent_envs.errors import ConfigurationError
 from agent_envs.scoring.statistics import wilson_interval
-from agent_trainers.cli import collect
-from agent_trainers.cli.arguments import notifier, parse, run_command
+from agent_trainers.cli.arguments import check_range, notifier, parse, run_command
 from agent_trainers.cli.environments import (
+    Environment,
     ProgramArguments,
     check_program,
     evaluation_defaults,
     first_tasks,
 )
+from agent_trainers.cli.output_folder import open_run, settings_of
 from agent_trainers.cli.policies import (
     EMBEDDED,
     PolicyArguments,
     check_episodes,
     check_output,
-    check_policy,
     open_environment,
     open_policy,
     take_turn_length,
 )
 from agent_trainers.rollout.collector import Rollout
-from agent_trainers.rollout.evaluation import Evaluation, evaluate
-from agent_trainers.trajectory import save_trajectories
+from agent_trainers.rollout.evaluation import Evaluation, evaluate, plan_samples
+from agent_trainers.trajectory import Trajectory, load_trajectories, save_trajectories
 
 PROGRAM: Final = "agent-r1-eval"
 notify = notifier(PROGRAM)
@@ -44,27 +51,35 @@ notify = notifier(PROGRAM)
 class EvaluateArguments(ProgramArguments, PolicyArguments):
     """Options of ``agent-r1-eval``."""
 
-    num_tasks: int = HfArg(default=200, help="Number of tasks, from the first.")
     samples_per_task: int = HfArg(default=1, help="Episodes of each task.")
     pass_at: list[int] | None = HfArg(
         default=None, help="Values of k for pass@k; 1 and samples_per_task if not given."
     )
-    seed: int = HfArg(default=0, help="Random seed.")
     output: str | None = HfArg(default=None, help="JSON file to write.")
     trajectories: str | None = HfArg(
         default=None, help="File for every episode: .jsonl, .jsonl.gz, .parquet."
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command."""
-    run_command(PROGRAM, run, arguments)
+@dataclass
+class CollectArguments(PolicyArguments):
+    """Options of ``agent-r1-eval collect``."""
+
+    samples_per_task: int = HfArg(default=4, help="Episodes of each task.")
+    keep: int = HfArg(default=1, help="Largest number of episodes of a task to keep.")
+    keep_failures: bool = HfArg(
+        default=False, help="Keep the best episodes of a task even if none succeeds."
+    )
+    tasks_at_once: int = HfArg(default=16, help="Tasks per portion.")
+    output: str = HfArg(
+        default="collected.jsonl.gz", help="File of the kept episodes: .jsonl, .jsonl.gz, .parquet."
+    )
 
 
 def run(arguments: Sequence[str]) -> None:
     """Evaluate the model, write the files and print the table."""
     if arguments[:1] == ["collect"]:
-        collect.run(arguments[1:])
+        collect(arguments[1:])
         return
     options = parse(
         arguments,
@@ -73,7 +88,6 @@ def run(arguments: Sequence[str]) -> None:
         description="Evaluate a language model in a Gymnasium environment, or in a program. "
         f"{PROGRAM} collect keeps the best episodes; see {PROGRAM} collect --help.",
     )
-    check_policy(options)
     check_program(options)
     if options.output is not None:
         check_output("--output", options.output)
@@ -94,7 +108,7 @@ def run(arguments: Sequence[str]) -> None:
         where = {name: getattr(options, name) for name in ("program", "tasks", "reward")}
     else:
         environment = open_environment(options, notify, **evaluation_defaults(options.env))
-        tasks = first_tasks(environment.facts.num_tasks, options.num_tasks)
+        tasks = first_tasks(environment.num_tasks, options.num_tasks)
         with open_policy(options, environment) as policy:
             rollout = Rollout(environment.make_env, policy)
             evaluation = evaluate(rollout, tasks, ks=ks, **settings)
@@ -147,6 +161,85 @@ def _print_table(options: EvaluateArguments, evaluation: Evaluation) -> None:
     )
     Console().print(table)
 
+
+def collect(arguments: Sequence[str]) -> None:
+    """Run episodes of each task, and write the best to one file."""
+    options = parse(
+        arguments,
+        CollectArguments,
+        program=f"{PROGRAM} collect",
+        description="Keep the best episodes of tasks.",
+    )
+    check_range(options, "at least 1", lambda value: value >= 1, "keep", "tasks_at_once")
+    check_output("--output", options.output, is_trajectories=True)
+    output = Path(options.output)
+    parts = output.with_name(f"{output.name}.parts")
+    with open_portions(options, parts, "--output", output, notify) as environment:
+        with open_policy(options, environment) as policy:
+
+            def play(tasks: Sequence[int]) -> list[Trajectory]:
+                with contextlib.closing(Rollout(environment.make_env, policy)) as rollout:
+                    specs = plan_samples(tasks, options.samples_per_task, options.seed)
+                    episodes = rollout.collect(specs)
+                check_episodes(episodes)  # before saving, so that a failed portion runs again
+                return _best(episodes, options)
+
+            kept = play_portions(options, environment, parts, play)
+        save_trajectories(output, kept)
+    shutil.rmtree(parts)
+    num_solved = len({t.group_id for t in kept if t.success})
+    num_tasks = len(first_tasks(environment.num_tasks, options.num_tasks))
+    notify(f"{len(kept)} episodes of {num_tasks} tasks, {num_solved} of them solved: {output}")
+    if kept:
+        hint = f" --env {options.env}" if "tool_format" not in environment.env_kwargs else ""
+        notify(f"Train on them with: agent-r1-sft --trajectories {output}{hint}")
+
+
+@contextlib.contextmanager
+def open_portions(
+    options: Any, folder: Path, option: str, result: Path, notify: Callable[[str], None]
+) -> Iterator[Environment]:
+    """Lock the folder of a command that plays in portions, and open its environment."""
+    if result.exists():
+        raise ConfigurationError(f"{option}: {result} exists. Choose another name.")
+    env_kwargs = json_object(options.env_kwargs, "--env_kwargs")
+    settings = settings_of({"env": options.env, "env_kwargs": env_kwargs}, options)
+    with open_run(folder, settings, notify, resume=folder.is_dir(), option=option) as begin:
+        environment = open_environment(options, notify)
+        begin()
+        yield environment
+
+
+def play_portions(
+    options: Any,
+    environment: Environment,
+    parts: Path,
+    play: Callable[[Sequence[int]], list[Trajectory]],
+) -> list[Trajectory]:
+    """Return what `play` returns for all portions of the tasks, from its file if it was played."""
+    tasks = first_tasks(environment.num_tasks, options.num_tasks)
+    played: list[Trajectory] = []
+    for first in tqdm(range(0, len(tasks), options.tasks_at_once), unit="portion"):
+        part = parts / f"{first // options.tasks_at_once:06d}.jsonl.gz"
+        if not part.exists():
+            save_trajectories(part, play(tasks[first : first + options.tasks_at_once]))
+        played += load_trajectories(part)
+    return played
+
+
+def _best(episodes: Sequence[Trajectory], options: CollectArguments) -> list[Trajectory]:
+    """Return the best episodes of each task: the highest return, then the shortest."""
+    by_task: dict[str, list[Trajectory]] = {}
+    for trajectory in episodes:
+        if trajectory.is_scorable and (trajectory.success or options.keep_failures):
+            by_task.setdefault(trajectory.group_id, []).append(trajectory)
+    for group in by_task.values():
+        group.sort(key=lambda t: (-t.success, -t.return_, len(t.transitions)))
+    return [trajectory for group in by_task.values() for trajectory in group[: options.keep]]
+
+
+main = functools.partial(run_command, PROGRAM, run)
+"""Run the command with arguments, by default those of this process."""
 
 if __name__ == "__main__":
     main()

@@ -6,10 +6,8 @@ launch`` ignores ``--num_processes``. The processes get the whole command line.
 
 import gc
 import os
-import signal
 import sys
 import tempfile
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,28 +20,11 @@ from agent_envs.errors import ConfigurationError
 from agent_trainers.checkpointing.interruption import (
     STOP_FILE,
     SUPERVISOR,
-    Interrupted,
     catch_signals,
     detach_closed_terminal,
 )
-from agent_trainers.cli.arguments import read_config, run_command
+from agent_trainers.cli.arguments import read_config
 from agent_trainers.recipes import ACCELERATE_CONFIGS, find_settings
-
-
-def run_trainer(
-    program: str,
-    run: Callable[[list[str]], None],
-    arguments: Sequence[str] | None,
-    notify: Callable[[str], None],
-) -> None:
-    """Run a training command, as `run_command` does; print how to resume it if interrupted."""
-    # transformers 5.23 deprecates names that TRL 1.16 uses
-    warnings.filterwarnings("ignore", ".*gradient_checkpointing.*", FutureWarning)
-    try:
-        run_command(program, run, arguments)
-    except Interrupted as interrupted:
-        notify("Stopped. Resume from the last checkpoint with the same command and --resume.")
-        sys.exit(interrupted.exit_code)
 
 
 def launch_command(
@@ -116,10 +97,6 @@ def supervise(command: Sequence[str], notify: Callable[[str], None]) -> int:
             for member in [*process.children(recursive=True), process]:
                 member.kill()
 
-        before = catch_signals(receive)
-        try:
+        with catch_signals(receive):
             exit_code: int = process.wait()
-        finally:
-            for signal_number, handler in before.items():
-                signal.signal(signal_number, handler)
     return 128 + received[0] if received else exit_code

@@ -12,13 +12,8 @@ from typing import Any, Final
 from filelock import FileLock, Timeout
 
 from agent_envs.data.files import write_json
-from agent_envs.errors import CheckpointError, ConfigurationError
-from agent_trainers.checkpointing.checkpoints import (
-    UNFINISHED,
-    WEIGHTS,
-    check_writable,
-    digest,
-)
+from agent_envs.errors import ConfigurationError
+from agent_trainers.checkpointing.checkpoints import UNFINISHED, WEIGHTS, check_writable, digest
 from agent_trainers.recipes import RUN_SETTINGS
 
 RESULTS_FILE: Final = "results.json"
@@ -31,24 +26,16 @@ _FILES_OF_A_RUN: Final = (
     "added_tokens.json", "vocab.json", "merges.txt", "chat_template*", "training_args.bin",
     "critic.safetensors", "adapter_*", *_MODELS,
 )  # fmt: skip
-_MAY_CHANGE: Final = frozenset(
-    """
-    output_dir logging_steps logging_strategy logging_first_step report_to run_name
-    save_steps save_strategy save_total_limit save_on_each_node disable_tqdm log_level
-    log_level_replica log_on_each_node
-    resume_from_checkpoint push_to_hub hub_model_id hub_strategy hub_token hub_private_repo
-    hub_always_push hub_revision dataloader_num_workers dataloader_pin_memory
-    dataloader_persistent_workers dataloader_prefetch_factor max_tokens_per_micro_batch
-    per_device_eval_batch_size eval_steps eval_strategy eval_delay step_timeout episode_timeout
-    max_fault_share max_logprob_drift ddp_timeout skip_memory_metrics vllm_server_base_url
-    vllm_server_host vllm_server_port vllm_server_timeout vllm_group_port
-    vllm_gpu_memory_utilization include_num_input_tokens_seen local_rank project trackio_space_id
-    sample_steps dry_run num_processes accelerate_config resume overwrite
-    base_url api_key_env max_concurrency request_timeout batch_size
-    program_concurrency program_env
-    """.split()
-)
-"""Settings that do not change what is trained."""
+_MAY_CHANGE: Final = (
+    "output_dir", "log", "report_to", "run_name", "project", "trackio", "save_st", "save_total",
+    "save_on_", "disable_tqdm", "resume", "overwrite", "push_to_hub", "hub_", "dataloader_num",
+    "dataloader_p", "max_tokens_per_micro_batch", "per_device_eval", "eval_st", "eval_delay",
+    "step_timeout", "episode_timeout", "max_fault_share", "max_logprob_drift", "ddp_timeout",
+    "skip_memory", "vllm_server", "vllm_group", "vllm_gpu", "include_num", "local_rank", "dry_run",
+    "sample_steps", "num_processes", "accelerate_config", "base_url", "api_key_env",
+    "max_concurrency", "request_timeout", "batch_size", "program_concurrency", "program_env",
+)  # fmt: skip
+"""Beginnings of the names of settings that do not change what is trained."""
 _LENGTH: Final = ("max_steps", "num_train_epochs")
 
 
@@ -67,8 +54,12 @@ def open_run(
 
     Yields a function to call when everything has been loaded: only then are the files of an
     overwritten run deleted, and the `settings` (see `settings_of`) saved. `checkpoint` is one to
-    resume from, `option` the option that names the folder, for errors.
+    resume from, `option` the option that names the folder, for errors. Of several processes the
+    main one does it.
     """
+    if os.environ.get("RANK", "0") != "0":
+        yield lambda: None
+        return
     if resume and overwrite:
         raise ConfigurationError("--resume and --overwrite: give one of the two.")
     if resume and not folder.is_dir():
@@ -79,14 +70,14 @@ def open_run(
     if checkpoint and not Path(checkpoint).is_dir():
         raise ConfigurationError(f"--resume_from_checkpoint {checkpoint}: there is no such folder.")
     check_writable(folder, option)
-    with contextlib.ExitStack() as stack:
-        try:  # the file stays, see filelock's docs
-            stack.enter_context(FileLock(folder / ".lock").acquire(timeout=0))
-        except Timeout:
-            raise ConfigurationError(
-                f"{option} {folder}: another run is writing there. Wait for it, stop it, or choose "
-                "another folder."
-            ) from None
+    try:  # the file stays, see filelock's docs
+        lock = FileLock(folder / ".lock").acquire(timeout=0)
+    except Timeout:
+        raise ConfigurationError(
+            f"{option} {folder}: another run is writing there. Wait for it, stop it, or choose "
+            "another folder."
+        ) from None
+    with lock:
         if resume or (checkpoint and Path(checkpoint).resolve().parent == folder.resolve()):
             _check_same_settings(folder, settings, notify)
             overwrite = False
@@ -103,10 +94,10 @@ def open_run(
 
 def _check_free(folder: Path, *, overwrite: bool) -> None:
     """Raise `ConfigurationError` if a new run would replace another, or files of no run."""
-    is_ours = (folder / RUN_SETTINGS).exists()
-    if not is_ours and (found := next(_files_of_a_run(folder), None)) is not None:
+    found = [path.name for path in _files_of_a_run(folder)]
+    if found and RUN_SETTINGS not in found:
         raise ConfigurationError(
-            f"--output_dir {folder} contains {found.name}, which no run of this command wrote and "
+            f"--output_dir {folder} contains {found[0]}, which no run of this command wrote and "
             "which would be replaced. Choose another folder."
         )
     is_finished = any(True for name in (RESULTS_FILE, *_MODELS) for _ in folder.glob(name))
@@ -120,7 +111,8 @@ def _check_free(folder: Path, *, overwrite: bool) -> None:
 
 def _clear(folder: Path, settings: Mapping[str, Any]) -> None:
     """Delete the files of a run, unless the new run's settings name one of them as input."""
-    lost = {path.resolve() for path in _files_of_a_run(folder)}
+    files = _files_of_a_run(folder)
+    lost = {path.resolve() for path in files}
     for name, used in _paths(settings):
         path = used.resolve()
         if path == folder.resolve() or not lost.isdisjoint((path, *path.parents)):
@@ -128,16 +120,15 @@ def _clear(folder: Path, settings: Mapping[str, Any]) -> None:
                 f"--overwrite would delete {used}, which the new run needs ({name}). Choose "
                 "another --output_dir."
             )
-    for path in _files_of_a_run(folder):
+    for path in files:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
             path.unlink()
 
 
-def _files_of_a_run(folder: Path) -> Iterator[Path]:
-    for pattern in _FILES_OF_A_RUN:
-        yield from folder.glob(pattern)
+def _files_of_a_run(folder: Path) -> list[Path]:
+    return list(dict.fromkeys(path for name in _FILES_OF_A_RUN for path in folder.glob(name)))
 
 
 def settings_of(environment: Mapping[str, Any], *options: Any) -> dict[str, Any]:
@@ -151,7 +142,8 @@ def settings_of(environment: Mapping[str, Any], *options: Any) -> dict[str, Any]
         for part in options
         for field in dataclasses.fields(part)
         # a list of one environment has the settings of that environment
-        if field.init and field.name not in {*_MAY_CHANGE, "env", "eval_envs"}
+        if field.init and field.name not in ("env", "eval_envs")
+        if not field.name.startswith(_MAY_CHANGE)
     }
     chosen = json.loads(json.dumps(fields | dict(environment), default=str))
     data = {name: digest(path) for name, path in _paths(chosen) if path.is_file()}
@@ -176,13 +168,9 @@ def _check_same_settings(
     folder: Path, settings: Mapping[str, Any], notify: Callable[[str], None]
 ) -> None:
     """Check that a resumed run has the settings it began with; print a change of its length."""
-    path = folder / RUN_SETTINGS
-    if not path.exists():  # stopped before it began
+    if not (path := folder / RUN_SETTINGS).exists():  # stopped before it began
         return
-    try:
-        saved = dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise CheckpointError(f"{path}: cannot be read ({error}). Choose another folder.") from None
+    saved = json.loads(path.read_text(encoding="utf-8"))
     changes = {
         name: f"{name}: {json.dumps(saved[name])} -> {json.dumps(settings[name])}"
         for name in saved

@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from transformers.hf_argparser import HfArg
 from trl import ModelConfig, get_peft_config, get_quantization_config
@@ -18,9 +18,7 @@ from agent_trainers.checkpointing.checkpoints import check_writable
 from agent_trainers.cli.arguments import check_range
 from agent_trainers.cli.environments import (
     DEFAULT_ENV,
-    EnvironmentFacts,
-    environment_maker,
-    fit_environment,
+    Environment,
     inspect_environment,
 )
 from agent_trainers.policies import Policy
@@ -38,14 +36,12 @@ class ModelArguments(ModelConfig):  # type: ignore[misc] # TRL is untyped
     """TRL's model options, with ``model`` for the name."""
 
     model: str | None = HfArg(
-        default=None,
-        help="A causal language model: its name on the hub, or a folder. The embedded "
-        "policy if not given.",
+        default=None, help="Name of a model on the hub, or a folder; default: the embedded policy."
     )
     dtype: str | None = HfArg(
         default="float32",
-        help="Type of the model's weights: float32, bfloat16, float16, or auto for the type they "
-        "are saved in. --bf16 and --fp16 set the type of the computation.",
+        help="Type of the weights: float32, bfloat16, float16, or auto for the type they are saved "
+        "in. --bf16 and --fp16 set the type of the computation.",
     )
     lora_r: int | None = HfArg(
         default=None, help="Rank of LoRA adapters, which are then trained instead of the model."
@@ -105,13 +101,12 @@ class PolicyArguments:
 
     model: str | None = HfArg(
         default=None,
-        help="A causal language model: its name on the hub, or a folder; the embedded "
-        "policy if not given. With base_url, the name under which the server knows the model.",
+        help="Name of a model on the hub, or a folder; default: the embedded policy. With "
+        "base_url, the model's name on the server.",
     )
     dtype: str = HfArg(
         default="auto",
-        help="Type of the model's weights; auto: the type they are saved in, or bfloat16 on a CPU "
-        "with instructions for it.",
+        help="Type of the weights; auto: as saved, or bfloat16 on a CPU with instructions for it.",
     )
     base_url: str | None = HfArg(
         default=None, help="URL of an OpenAI-compatible server, such as http://localhost:8000/v1."
@@ -127,8 +122,7 @@ class PolicyArguments:
     env: str = HfArg(default=DEFAULT_ENV, help="Gymnasium id.")
     env_kwargs: str | None = HfArg(
         default=None,
-        help="Keyword arguments of the environment as JSON. The default of the synthetic one is "
-        'its held-out worlds: \'{"split": "test"}\'.',
+        help="Its keyword arguments as JSON; default of the synthetic one: test split.",
     )
     greedy: bool = HfArg(default=False, help="Take the most likely token.")
     temperature: float = HfArg(default=1.0, help="Sampling temperature.")
@@ -138,27 +132,28 @@ class PolicyArguments:
         default=None, help="Longest turn in tokens; by default that of training, if it is known."
     )
     batch_size: int = HfArg(default=64, help="Prompts per generation batch.")
+    num_tasks: int = HfArg(default=200, help="Number of tasks, from the first.")
+    seed: int = HfArg(default=0, help="Random seed.")
 
-
-def check_policy(options: PolicyArguments) -> None:
-    """Raise `ConfigurationError` for numbers out of range and options that contradict."""
-    check_range(options, "at least 1", lambda value: value >= 1, "batch_size", "max_concurrency",
-                "max_completion_length", "num_tasks", "samples_per_task")  # fmt: skip
-    check_range(options, "at least 0", lambda value: value >= 0, "temperature", "top_k", "seed")
-    check_range(options, "in (0, 1]", lambda value: 0 < value <= 1, "top_p")
-    check_range(options, "positive", lambda value: value > 0, "request_timeout")
-    if options.base_url is None:
-        name = options.tool_format
-        if name and lookup(TOOL_FORMATS, name, kind="tool format").is_structured:
-            raise ConfigurationError(f"--tool_format {name} is for served models: add --base_url.")
-        if options.api_key_env is not None:
-            raise ConfigurationError("--api_key_env needs --base_url.")
-    elif not options.base_url.startswith(("http://", "https://")):
-        raise ConfigurationError(f"--base_url {options.base_url}: must begin with http://.")
-    elif options.model is None:
-        raise ConfigurationError("--base_url needs --model: the model's name on the server.")
-    elif options.top_k:
-        raise ConfigurationError("--top_k is not a parameter of OpenAI's API; use --top_p.")
+    def __post_init__(self) -> None:
+        """Check ranges and contradictions."""
+        check_range(self, "at least 1", lambda value: value >= 1, "batch_size", "max_concurrency",
+                    "max_completion_length", "num_tasks", "samples_per_task")  # fmt: skip
+        check_range(self, "at least 0", lambda value: value >= 0, "temperature", "top_k", "seed")
+        check_range(self, "in (0, 1]", lambda value: 0 < value <= 1, "top_p")
+        check_range(self, "positive", lambda value: value > 0, "request_timeout")
+        if self.base_url is None:
+            name = self.tool_format
+            if name and lookup(TOOL_FORMATS, name, kind="tool format").is_structured:
+                raise ConfigurationError(f"--tool_format {name} needs a served model: --base_url.")
+            if self.api_key_env is not None:
+                raise ConfigurationError("--api_key_env needs --base_url.")
+        elif not self.base_url.startswith(("http://", "https://")):
+            raise ConfigurationError(f"--base_url {self.base_url}: must begin with http://.")
+        elif self.model is None:
+            raise ConfigurationError("--base_url needs --model: the model's name on the server.")
+        elif self.top_k:
+            raise ConfigurationError("--top_k is not a parameter of OpenAI's API; use --top_p.")
 
 
 def check_output(option: str, path: str, *, is_trajectories: bool = False) -> None:
@@ -170,51 +165,33 @@ def check_output(option: str, path: str, *, is_trajectories: bool = False) -> No
     check_writable(Path(path).parent, option)
 
 
-class FittedEnvironment(NamedTuple):
-    """An environment, fitted to the policy's tokenizer."""
-
-    env_kwargs: dict[str, Any]
-    make_env: Callable[[], Any]
-    facts: EnvironmentFacts
-    model: str
-    """Model as transformers loads it, or its name on the server."""
-    tokenizer: Any
-    """None for a served model."""
-
-
 def open_environment(
     options: PolicyArguments, notify: Callable[[str], None], **defaults: Any
-) -> FittedEnvironment:
-    """Check environment and tokenizer before anything heavy is loaded, and fit the first.
+) -> Environment:
+    """Open the environment of the options, fitted to the policy, and set the turn length.
 
-    `defaults` are the environment's arguments unless others are given. Sets the turn length.
+    `defaults` are the environment's arguments unless others are given.
     """
-    env_kwargs = dict(defaults) | json_object(options.env_kwargs, "--env_kwargs")
+    env_kwargs = defaults | json_object(options.env_kwargs, "--env_kwargs")
     if options.tool_format:
         env_kwargs["tool_format"] = options.tool_format
-    facts = inspect_environment(environment_maker(options.env, env_kwargs), options.env)
-    model, tokenizer = str(options.model), None
-    if options.base_url is None:
-        take_turn_length(options, notify)
-        model = model_path(options)
-        tokenizer = load_tokenizer(model)
-        env_kwargs = fit_environment(tokenizer, options.env, env_kwargs, facts, notify)
-    make_env = environment_maker(options.env, env_kwargs)
-    return FittedEnvironment(env_kwargs, make_env, facts, model, tokenizer)
+    take_turn_length(options, notify)
+    tokenizer = None if options.base_url else load_tokenizer(model_path(options))
+    return inspect_environment(options.env, env_kwargs, tokenizer, notify)
 
 
 def take_turn_length(options: PolicyArguments, notify: Callable[[str], None]) -> None:
     """Set the turn length of a local model to that of its training, unless given."""
     if options.max_completion_length is not None or options.base_url is not None:
         return
-    if (trained := find_turn_length(model_path(options))) is not None:
-        options.max_completion_length = trained.tokens
-        notify(f"Turns have at most {trained.tokens} tokens, as in training ({trained.source}).")
+    if (trained_for := find_turn_length(model_path(options))) is not None:
+        options.max_completion_length, source = trained_for
+        notify(f"Turns have at most {trained_for[0]} tokens, as in training ({source}).")
 
 
 @contextlib.contextmanager
 def open_policy(
-    options: PolicyArguments, environment: FittedEnvironment | None = None
+    options: PolicyArguments, environment: Environment | None = None
 ) -> Iterator[Policy]:
     """Load the model or connect to its server, for the duration of the block.
 
@@ -242,7 +219,7 @@ def open_policy(
         return
     from agent_trainers.policies.served import OpenAIPolicy
 
-    state = {} if environment is None else environment.facts.states[0]
+    state = {} if environment is None else environment.states[0]
     policy = OpenAIPolicy(
         base_url=options.base_url,
         model=str(options.model),

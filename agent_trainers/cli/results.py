@@ -7,16 +7,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from huggingface_hub import ModelCardData
 from rich.console import Console
 from rich.table import Column, Table
 from transformers import TrainerCallback
 
-from agent_envs.data.files import write_json, write_text
+from agent_envs.data.files import write_json
 from agent_trainers.cli.output_folder import RESULTS_FILE
-from agent_trainers.cli.policies import EMBEDDED
 from agent_trainers.monitoring.report import plot_learning_curve, write_trajectory_page
 from agent_trainers.monitoring.trajectory_samples import (
+    BatchRecord,
     Mark,
     TrajectorySample,
     choose,
@@ -54,45 +53,37 @@ class SampleCollector(TrainerCallback):  # type: ignore[misc]
         is_due = step in (1, state.max_steps) or (self._every and step % self._every == 0)
         if not is_due or (record := trainer.last_batch) is None:
             return
-        samples = trained_samples(
-            record,
-            self._choose(record.trajectories),
-            label=f"training, step {step}",
-            new_logprobs=trainer.current_logprobs(),
-            find_marks=self._marks,
-        )
-        self._batches.append(samples)
+        self._sample(record, f"training, step {step}", new_logprobs=trainer.current_logprobs())
         if trainer.accelerator.is_main_process:
             folder = Path(trainer.args.output_dir) / "trajectories"
-            save_samples(folder / f"step_{step:06d}.jsonl.gz", samples)
+            save_samples(folder / f"step_{step:06d}.jsonl.gz", self._batches[-1])
             self.write_page()
 
     def collect_evaluated(self, label: str) -> None:
         """Sample the last evaluation."""
         trajectories = self._trainer.trajectories["eval"]
-        self._batches.append(
-            [
-                TrajectorySample(
-                    label=f"{label}, {t.env}" if t.env else label,
-                    trajectory=t,
-                    marks=self._marks(t),
-                )
-                for t in (trajectories[i] for i in self._choose(trajectories))
-            ]
-        )
+        self._sample(BatchRecord(trajectories=trajectories, rows=(), tensors={}), label)
 
-    def _choose(self, trajectories: Sequence[Trajectory]) -> list[int]:
-        """Return the indices of the samples: first one for each active alarm."""
+    def _sample(self, record: BatchRecord, label: str, **options: Any) -> None:
+        """Sample a batch: first one trajectory for each active alarm."""
         alarms = {sign for each in self._trainer.extensions for sign in each.active_alarms()}
         shown: dict[str, int] = {}
-        for i, trajectory in enumerate(trajectories if alarms else ()):
+        for i, trajectory in enumerate(record.trajectories if alarms else ()):
             for mark in self._marks(trajectory):
                 if mark.sign in alarms:
                     shown.setdefault(mark.sign, i)
-        chosen = [*shown.values(), *choose(trajectories, SAMPLES_PER_BATCH)]
-        return list(dict.fromkeys(chosen))[:SAMPLES_PER_BATCH]
+        chosen = dict.fromkeys([*shown.values(), *choose(record.trajectories, SAMPLES_PER_BATCH)])
+        self._batches.append(
+            trained_samples(
+                record,
+                [*chosen][:SAMPLES_PER_BATCH],
+                label=label,
+                find_marks=self._marks,
+                **options,
+            )
+        )
 
-    def _marks(self, trajectory: Trajectory) -> list[Mark]:
+    def _marks(self, trajectory: Trajectory) -> Sequence[Mark]:
         return [mark for each in self._trainer.extensions for mark in each.marks(trajectory)]
 
     def write_page(self) -> None:
@@ -112,34 +103,6 @@ def versions() -> dict[str, str]:
     }
 
 
-def by_environment(
-    trainer: StepGRPOTrainer, before: Mapping[str, Any], after: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the figures of each of several environments; empty for a single one.
-
-    ``of_in_domain`` is the success in an evaluation-only environment relative to the trained ones.
-    """
-    figures: dict[str, dict[str, Any]] = {}
-    evaluated = trainer.training_log.evaluated
-    for name in [] if evaluated is None else evaluated.names:
-        first, last = (measured.get("envs", {}).get(name, {}) for measured in (before, after))
-        is_trained = evaluated is not None and name not in evaluated.variants
-        figures[name] = {"is_trained": is_trained, **_measured(first, last)}
-        if not is_trained and last and after.get("success"):
-            figures[name]["of_in_domain"] = last["success"] / after["success"]
-    return figures
-
-
-def _measured(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "success_before": before.get("success"),
-        "success_after": after.get("success"),
-        "return_before": before.get("return"),
-        "return_after": after.get("return"),
-        "num_eval_episodes": after.get("num_episodes", 0),
-    }
-
-
 def write_results(
     trainer: StepGRPOTrainer,
     collector: SampleCollector,
@@ -149,13 +112,22 @@ def write_results(
 ) -> None:
     """Write results, curve, page and trajectories into the output folder, and print a table.
 
-    `facts` describe the run; `before` and `after` are the evaluations, both may be empty.
+    `facts` describe the run; `before` and `after` are the evaluations (see `train.evaluate`), both
+    may be empty. ``of_in_domain`` is the success in an evaluation-only environment relative to that
+    in the trained ones.
     """
-    figures = by_environment(trainer, before, after)
+    evaluated = trainer.training_log.evaluated
+    by_environment: dict[str, dict[str, Any]] = {}
+    for name in [] if evaluated is None else evaluated.names:
+        is_trained = evaluated is not None and name not in evaluated.variants
+        own = {"is_trained": is_trained, **_measured(before.get(name), after.get(name))}
+        if not is_trained and name in after and after[""]["success"]:
+            own["of_in_domain"] = own["success_after"] / after[""]["success"]
+        by_environment[name] = own
     results = {
         **facts,
-        **_measured(before, after),
-        **({"by_environment": figures} if figures else {}),
+        **_measured(before.get(""), after.get("")),
+        **({"by_environment": by_environment} if by_environment else {}),
         "steps": trainer.state.global_step,
         "seconds": round(trainer.training_seconds, 2),
         "num_processes": trainer.accelerator.num_processes,
@@ -174,37 +146,29 @@ def write_results(
     )
     collector.write_page()
     save_trajectories(folder / "trajectories.jsonl.gz", [s.trajectory for s in collector.samples])
-    write_text(folder / "README.md", _model_card(results, folder.name))
-    print_results(results, folder)
+    trainer.create_model_card(model_name=folder.name)
+    _print_results(results, folder)
 
 
-def _model_card(results: Mapping[str, Any], name: str) -> str:
-    model = results["model"]
-    is_on_hub = model != EMBEDDED and not Path(model).exists()
-    data = ModelCardData(
-        base_model=model if is_on_hub else None, library_name="transformers",
-        pipeline_tag="text-generation", tags=["agent-r1", "trl", results["algorithm"]],
-    )  # fmt: skip
-    facts = ("model", "program", "env", "algorithm", "steps", "success_before", "success_after",
-             "num_eval_episodes", "evaluated_on", "versions")  # fmt: skip
-    lines = "\n".join(f"- {fact}: {results[fact]}" for fact in facts if results.get(fact))
-    return (
-        f"---\n{data.to_yaml()}\n---\n# {name}\n\nA language model trained by step-level "
-        f"reinforcement learning with Agent-R1 Gym:\n\n{lines}\n\n```sh\n{results['command']}"
-        "\n```\n"
-    )
+def _measured(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the figures of an environment before and after training; None if not measured."""
+    figures: dict[str, Any] = {
+        f"{name}_{when}": (measured or {}).get(name)
+        for name in ("success", "return")
+        for when, measured in (("before", before), ("after", after))
+    }
+    return figures | {"num_eval_episodes": (after or {}).get("num_episodes", 0)}
 
 
-def print_results(results: Mapping[str, Any], folder: Path) -> None:
+def _print_results(results: Mapping[str, Any], folder: Path) -> None:
     """Print success and return before and after, also of each environment, and the folder."""
     columns = [Column(name, justify="right") for name in ("before", "after", "of in-domain")]
     where = results.get("program") or results.get("env") or "several environments"
     table = Table("", *columns, title=f"{results['algorithm']} on {where}", min_width=60)
     shown = [("success", results, "success", "{:.1%}"), ("return", results, "return", "{:.3f}")]
-    figures = results.get("by_environment", {})
-    for name in sorted(figures, key=lambda name: not figures[name]["is_trained"]):
-        label = f"  {name}" + ("" if figures[name]["is_trained"] else ", evaluation only")
-        shown.append((label, figures[name], "success", "{:.1%}"))
+    for name, own in results.get("by_environment", {}).items():
+        label = f"  {name}" + ("" if own["is_trained"] else ", evaluation only")
+        shown.append((label, own, "success", "{:.1%}"))
     for label, own, kind, form in shown:
         values = [own[f"{kind}_before"], own[f"{kind}_after"], own.get("of_in_domain")]
         table.add_row(label, *("-" if value is None else form.format(value) for value in values))

@@ -3,42 +3,45 @@
 On an environment's reference actions, recorded trajectories, or conversations.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from datasets import Dataset
 from tqdm.auto import tqdm
 from transformers.hf_argparser import HfArg
 from transformers.trainer_utils import get_last_checkpoint
-from trl import SFTTrainer
+from trl import SFTConfig, SFTTrainer
 
 from agent_envs.core.command_line import json_object
-from agent_envs.errors import ConfigurationError
+from agent_envs.errors import ConfigurationError, DataError
+from agent_trainers.batching.rows import make_rows
 from agent_trainers.checkpointing.interruption import Interrupted, StopAtStepEnd, StopRequests
-from agent_trainers.cli.arguments import CommandParser, check_range, notifier, read_config
-from agent_trainers.cli.environments import (
-    DEFAULT_ENV,
-    environment_maker,
-    first_tasks,
-    fit_environment,
-    inspect_environment,
+from agent_trainers.cli.arguments import (
+    CommandParser,
+    check_range,
+    notifier,
+    read_config,
+    run_command,
 )
-from agent_trainers.cli.launch import run_trainer
+from agent_trainers.cli.environments import DEFAULT_ENV, first_tasks, inspect_environment
 from agent_trainers.cli.output_folder import open_run, settings_of
-from agent_trainers.cli.policies import (
-    ModelArguments,
-    model_path,
-    refused_settings,
-)
+from agent_trainers.cli.policies import ModelArguments, model_path, refused_settings
 from agent_trainers.cli.train import check_loggers
 from agent_trainers.monitoring.metrics_log import MetricsLog
 from agent_trainers.policies.models import load_tokenizer
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.rollout.demonstrations import play_reference, read_conversations, retell
 from agent_trainers.rollout.environments import template_tools
-from agent_trainers.trainers.config import fast_precision
-from agent_trainers.trainers.sft import WarmStartConfig, supervised_dataset
+from agent_trainers.trainers.config import (
+    TRAINER_RANGES,
+    Ranges,
+    check_ranges,
+    fast_precision,
+    follow_the_machine,
+)
 from agent_trainers.trajectory import Trajectory, load_trajectories
 
 PROGRAM: Final = "agent-r1-sft"
@@ -48,12 +51,7 @@ DEFAULTS: Final[Mapping[str, Any]] = {
     "max_length": 4096, "logging_steps": 1, "save_strategy": "epoch", "save_total_limit": 1,
     "gradient_checkpointing": False, "report_to": "none", "output_dir": "runs/sft",
 }  # fmt: skip
-SHOWN: Final = (
-    "max_length", "bf16", "use_cpu", "lora_alpha", "lora_dropout", "lora_target_modules",
-    "load_in_4bit", "num_train_epochs", "max_steps", "learning_rate", "per_device_train_batch_size",
-    "gradient_accumulation_steps", "gradient_checkpointing", "seed", "output_dir", "report_to",
-)  # fmt: skip
-"""Options of TRL that ``--help`` shows."""
+_RANGES: Final[Ranges] = {**TRAINER_RANGES, "positive": (lambda x: x > 0, ("max_length",))}
 
 
 @dataclass
@@ -79,9 +77,15 @@ class WarmStartArguments(ModelArguments):
     overwrite: bool = HfArg(default=False, help="Delete the run in output_dir first.")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command."""
-    run_trainer(PROGRAM, run, arguments, notify)
+@dataclass
+class WarmStartConfig(SFTConfig):  # type: ignore[misc] # TRL is untyped
+    """``trl.SFTConfig`` with device and precision of the machine as defaults."""
+
+    def __post_init__(self) -> None:
+        """Set device and precision defaults, and check ranges."""
+        follow_the_machine(self)
+        super().__post_init__()
+        check_ranges(self, _RANGES)
 
 
 def make_parser(arguments: Sequence[str]) -> CommandParser:
@@ -90,8 +94,6 @@ def make_parser(arguments: Sequence[str]) -> CommandParser:
         (WarmStartArguments, WarmStartConfig),
         program=PROGRAM,
         description="Train a language model on demonstrations.",
-        also_shown=SHOWN,
-        show_all="--help_all" in arguments,
     )
     given = parser.given(arguments)
     parser.use_settings(DEFAULTS, PROGRAM)
@@ -131,10 +133,9 @@ def run(arguments: Sequence[str]) -> None:
             f"tokens to train; {num_too_long} rows longer than {config.max_length} tokens left out."
         )
         adapters = options.trainer_arguments()
-        quantization = {"quantization_config": adapters["quantization_config"]}
         config.model_init_kwargs = {
             **options.load_arguments(),
-            **(quantization if quantization["quantization_config"] is not None else {}),
+            "quantization_config": adapters["quantization_config"],
             **(config.model_init_kwargs or {}),
         }
         with refused_settings():
@@ -162,27 +163,46 @@ def run(arguments: Sequence[str]) -> None:
 
 def _demonstrations(
     options: WarmStartArguments, env_kwargs: dict[str, Any], tokenizer: Any
-) -> Iterator[Trajectory]:
-    """Yield the demonstrations, in the model's tokens."""
+) -> Iterable[Trajectory]:
+    """Return the demonstrations, in the model's tokens."""
     renderer = ChatRenderer(tokenizer)
     if options.conversations is not None:
-        yield from read_conversations(options.conversations, renderer)
-        return
-    env_id = options.env or (DEFAULT_ENV if options.trajectories is None else None)
-    tools = None
-    if env_id is not None:
-        facts = inspect_environment(environment_maker(env_id, env_kwargs), env_id)
-        env_kwargs = fit_environment(tokenizer, env_id, env_kwargs, facts, notify)
-        make_env = environment_maker(env_id, env_kwargs)
-        tools = template_tools(inspect_environment(make_env, env_id).states[0])
+        return read_conversations(options.conversations, renderer)
+    if options.trajectories is not None and options.env is None:
+        return (retell(t, renderer, None) for t in load_trajectories(options.trajectories))
+    found = inspect_environment(options.env or DEFAULT_ENV, env_kwargs, tokenizer, notify)
     if options.trajectories is not None:
-        for trajectory in load_trajectories(options.trajectories):
-            yield retell(trajectory, renderer, tools)
-        return
-    tasks = first_tasks(facts.num_tasks, options.num_tasks)
-    played = play_reference(make_env, renderer, tasks)
-    yield from tqdm(played, desc="demonstrating", total=len(tasks), unit="episode")
+        tools = template_tools(found.states[0])
+        return (retell(t, renderer, tools) for t in load_trajectories(options.trajectories))
+    tasks = first_tasks(found.num_tasks, options.num_tasks)
+    played = play_reference(found.make_env, renderer, tasks)
+    return tqdm(played, desc="demonstrating", total=len(tasks), unit="episode")
 
+
+def supervised_dataset(
+    trajectories: Iterable[Trajectory], max_length: int | None
+) -> tuple[Dataset, int]:
+    """Return rows for ``SFTTrainer``, labels on actions only, and the number of rows left out.
+
+    Steps that extend each other share a row, as in reinforcement learning. Rows longer than
+    `max_length` are left out: a truncated row would teach to stop early.
+    """
+    rows = [row for i, t in enumerate(trajectories) for row in make_rows(t, i)]
+    data = [
+        {"input_ids": [*row.prompt_ids, *row.completion_ids], "labels": row.labels()}
+        for row in rows
+    ]
+    kept = [each for each in data if max_length is None or len(each["labels"]) <= max_length]
+    if not kept:
+        raise DataError(
+            f"No demonstration is left to train on: {len(data)} rows are longer than "
+            f"max_length={max_length}."
+        )
+    return Dataset.from_list(kept), len(data) - len(kept)
+
+
+main = functools.partial(run_command, PROGRAM, run)
+"""Run the command with arguments, by default those of this process."""
 
 if __name__ == "__main__":
     main()

@@ -4,17 +4,19 @@ Without arguments it trains the embedded policy in the synthetic environment, on
 """
 
 import contextlib
+import functools
 import json
 import os
 import shlex
-import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import pandas as pd
 from accelerate.utils import gather_object
+from transformers.hf_argparser import HfArg
 from transformers.integrations import (
     TensorBoardCallback,
     TrackioCallback,
@@ -23,118 +25,173 @@ from transformers.integrations import (
 )
 from transformers.utils.logging import disable_progress_bar
 
-from agent_envs.core.lookup import require_extra
+from agent_envs.core.lookup import lookup, require_extra
 from agent_envs.data.files import write_json
 from agent_envs.errors import ConfigurationError
-from agent_trainers.checkpointing.interruption import (
-    STOP_FILE,
-    StopAtStepEnd,
-    StopRequests,
+from agent_trainers.checkpointing.interruption import STOP_FILE, StopAtStepEnd, StopRequests
+from agent_trainers.cli.arguments import (
+    CommandParser,
+    check_range,
+    notifier,
+    read_config,
+    run_command,
 )
-from agent_trainers.cli.arguments import notifier
 from agent_trainers.cli.dry_run import dry_run
-from agent_trainers.cli.environments import Source, read_source
-from agent_trainers.cli.launch import (
-    launch_command,
-    leave_process_group,
-    run_trainer,
-    supervise,
+from agent_trainers.cli.environments import (
+    DEFAULT_ENV,
+    OF_PROGRAMS,
+    ProgramArguments,
+    Source,
+    find_tasks,
+    read_source,
 )
+from agent_trainers.cli.launch import launch_command, leave_process_group, supervise
 from agent_trainers.cli.output_folder import EVALUATION_FILE, open_run, settings_of
-from agent_trainers.cli.policies import (
-    EMBEDDED,
-    model_path,
-    refused_settings,
-)
+from agent_trainers.cli.policies import EMBEDDED, ModelArguments, model_path, refused_settings
 from agent_trainers.cli.results import SampleCollector, write_results
-from agent_trainers.cli.train_options import (
-    PROGRAM,
-    TrainArguments,
-    make_parser,
-    parse_arguments,
-)
 from agent_trainers.monitoring.live_view import show_progress
 from agent_trainers.policies.models import keep_to_one_thread, load_tokenizer
-from agent_trainers.trainers.config import StepGRPOConfig
+from agent_trainers.recipes import ACCELERATE_CONFIGS, FOLDER, RECIPES, find_recipe, find_settings
+from agent_trainers.tasks.env_members import FIELDS
+from agent_trainers.trainers.config import (
+    PRESETS,
+    StepGRPOConfig,
+    config_class,
+    fast_precision,
+    has_critic,
+)
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trainers.ppo import trainer_class
 
+PROGRAM: Final = "agent-r1-train"
+_OF_ENVIRONMENTS: Final = {"env", "envs", "env_kwargs", "eval_env_kwargs", "eval_env", "eval_envs"}
 LOGGERS: Final = {
     "tensorboard": TensorBoardCallback, "trackio": TrackioCallback, "wandb": WandbCallback,
 }  # fmt: skip
 notify = notifier(PROGRAM)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command."""
-    run_trainer(PROGRAM, _launch_or_train, arguments, notify)
+@dataclass
+class TrainArguments(ProgramArguments, ModelArguments):
+    """Options of ``agent-r1-train`` besides the trainer's."""
+
+    env: list[str] | None = HfArg(
+        default=None,
+        aliases=["--envs"],
+        metadata={"action": "extend"},
+        help=f"Gymnasium id of the environment ({DEFAULT_ENV} if not given), or several, each an "
+        f"id or JSON: {{{', '.join(FIELDS)}}}. Groups are drawn by weight.",
+    )
+    env_kwargs: str | None = HfArg(
+        default=None, help='Keyword arguments of all environments as JSON: \'{"data": "x.jsonl"}\'.'
+    )
+    eval_env_kwargs: str | None = HfArg(default=None, help="Those that differ in evaluation.")
+    eval_envs: list[str] | None = HfArg(
+        default=None,
+        aliases=["--eval_env", "--eval-env"],
+        metadata={"action": "extend"},
+        help="Environments for evaluation only, each an id or {id, kwargs, name, tasks}.",
+    )
+    eval_tasks: str | None = HfArg(default=None, help="With a program: a file of evaluation tasks.")
+    frozen_roles: list[str] | None = HfArg(
+        default=None, help="Roles of a program that the model acts in without training on them."
+    )
+    algorithm: str = HfArg(default="grpo_step", help=f"One of {', '.join(PRESETS)}.")
+    num_eval_tasks: int = HfArg(
+        default=200,
+        help="Evaluation tasks of each environment. Without eval_env_kwargs or eval_tasks they "
+        "are held out of training, at most a fifth of all.",
+    )
+    sample_steps: int = HfArg(
+        default=10,
+        help="Steps between samples of trajectories; 0 for the first and the last step only.",
+    )
+    dry_run: bool = HfArg(
+        default=False,
+        help="Show one batch up to its gradient, and stop before anything is updated or saved.",
+    )
+    num_processes: int | None = HfArg(
+        default=None, help="Processes that share each batch, on accelerators or the CPU."
+    )
+    accelerate_config: str | None = HfArg(
+        default=None,
+        help=f"A file of Accelerate's settings, or one of {', '.join(ACCELERATE_CONFIGS)}.",
+    )
+    resume: bool = HfArg(
+        default=False, help="Resume from the newest complete checkpoint in output_dir, if any."
+    )
+    overwrite: bool = HfArg(default=False, help="Delete the run in output_dir first.")
+
+    def __post_init__(self) -> None:
+        """Check ranges and contradictions."""
+        super().__post_init__()
+        check_range(self, "at least 0", lambda value: value >= 0, "num_eval_tasks", "sample_steps")
+        if self.eval_envs is not None and self.num_eval_tasks == 0:
+            raise ConfigurationError(
+                "--eval_envs does nothing with --num_eval_tasks 0: remove one of them."
+            )
 
 
-def _launch_or_train(arguments: list[str]) -> None:
-    """Train in this process, or in the processes that it starts; exit with their code."""
-    values = make_parser(arguments).read(arguments)
+def run(arguments: Sequence[str]) -> int:
+    """Train in this process, or in the processes that it starts; return the exit code."""
+    parser = make_parser(arguments)
+    values = parser.read(arguments)
     command = launch_command(
         values.num_processes, values.accelerate_config, "agent_trainers.cli.train", arguments
     )
     if command is not None:
-        sys.exit(supervise(command, notify))
+        return supervise(command, notify)
+    disable_progress_bar()  # transformers' bars for loading and saving
+    options, config = parser.build(values)
+    notify(
+        f"recipe {values.recipe}; {options.algorithm}: learning rate {config.learning_rate:g}, "
+        f"{config.generation_batch_size} episodes a batch in groups of {config.num_generations}, "
+        f"{config.max_steps} steps."
+    )
     with StopRequests(notify) as requests:
-        exit_code = try_batch(arguments) if values.dry_run else run(arguments, requests)
+        exit_code = _train(options, config, arguments, requests)
     leave_process_group()
-    sys.exit(exit_code)
+    return exit_code
 
 
-def try_batch(arguments: Sequence[str]) -> int:
-    """Show one batch up to its gradient; see `dry_run`."""
-    disable_progress_bar()
-    options, config = parse_arguments(arguments)
-    config.report_to, config.save_strategy, config.push_to_hub = [], "no", False
-    config.disable_tqdm = True
-    source = read_source(options)
-    trainer, _ = make_trainer(options, config, source)
-    checkpoint = trainer.last_checkpoint() if options.resume else config.resume_from_checkpoint
-    dry_run(trainer, f"{options.algorithm} on {source.title}", checkpoint)
-    return 0
-
-
-def run(arguments: Sequence[str], requests: StopRequests | None = None) -> int:  # noqa: C901
+def _train(
+    options: TrainArguments,
+    config: StepGRPOConfig,
+    arguments: Sequence[str],
+    requests: StopRequests,
+) -> int:
     """Train, alone or as one of several processes, until done or stopped; return the exit code."""
     started = time.perf_counter()
-    disable_progress_bar()  # transformers' bars for loading and saving
-    options, config = parse_arguments(arguments)
     source = read_source(options)
     title = f"{options.algorithm} on {source.title}"
+    if options.dry_run:
+        config.report_to, config.save_strategy, config.push_to_hub = [], "no", False
+        config.disable_tqdm = True
+        trainer, _ = make_trainer(options, config, source)
+        checkpoint = trainer.last_checkpoint() if options.resume else config.resume_from_checkpoint
+        dry_run(trainer, title, checkpoint)
+        return 0
     folder = Path(config.output_dir)
     check_loggers(config)
-    with contextlib.ExitStack() as stack:
-        is_main = int(os.environ.get("RANK", "0")) == 0  # owns the folder
-        if is_main:
-            begin = stack.enter_context(
-                open_run(
-                    folder,
-                    settings_of(source.settings, options, config),
-                    notify,
-                    resume=options.resume,
-                    overwrite=options.overwrite,
-                    checkpoint=config.resume_from_checkpoint,
-                )
-            )
-        notify_once(
-            f"{options.recipe}; {options.algorithm}: learning rate {config.learning_rate:g}, "
-            f"{config.generation_batch_size} episodes a batch in groups of "
-            f"{config.num_generations}, {config.max_steps} steps."
-        )
+    with open_run(
+        folder,
+        settings_of(source.settings, options, config),
+        notify,
+        resume=options.resume,
+        overwrite=options.overwrite,
+        checkpoint=config.resume_from_checkpoint,
+    ) as begin:
         trainer, evaluated_on = make_trainer(options, config, source)
+        is_main = trainer.accelerator.is_main_process
         keep_to_one_thread(trainer.accelerator.unwrap_model(trainer.model))
-        if is_main:
-            begin()
+        begin()
         checkpoint = trainer.last_checkpoint() if options.resume else config.resume_from_checkpoint
         if checkpoint is not None:
-            notify_once(f"Resuming from {checkpoint}.")
+            notify(f"Resuming from {checkpoint}.")
         elif options.resume:
-            notify_once(f"No checkpoint in {folder} yet: starting from scratch.")
+            notify(f"No checkpoint in {folder} yet: starting from scratch.")
         collector = SampleCollector(trainer, source.title, options.sample_steps)
-        stop = StopAtStepEnd(requests or StopRequests(notify), trainer.accelerator)
+        stop = StopAtStepEnd(requests, trainer.accelerator)
         for callback in (stop, collector):
             trainer.add_callback(callback)
         progress = show_progress(trainer, title)
@@ -150,7 +207,7 @@ def run(arguments: Sequence[str], requests: StopRequests | None = None) -> int: 
         step = trainer.state.global_step
         if stop.stopped_by is not None:
             _call_loggers(trainer, "on_train_end")
-            notify_once(
+            notify(
                 f"Stopped after step {step} of {trainer.state.max_steps}, saved in "
                 f"{folder / f'checkpoint-{step}'}. Resume with the same command and --resume."
             )
@@ -165,7 +222,7 @@ def run(arguments: Sequence[str], requests: StopRequests | None = None) -> int: 
         _call_loggers(trainer, "on_train_end")  # writes out what they hold
         collector.collect_evaluated("evaluation, after training")
         trainer.save_model()
-        if trainer.accelerator.is_main_process:
+        if is_main:
             facts = {
                 **source.settings,
                 "model": EMBEDDED if options.model is None else options.model,
@@ -184,7 +241,7 @@ def make_trainer(
     """Load the model; return the trainer, and a description of the evaluation tasks."""
     model = model_path(options)
     tokenizer = load_tokenizer(model)
-    tasks = source.tasks(tokenizer, options.num_eval_tasks, config.seed, notify_once)
+    tasks, evaluated_on = find_tasks(options, source, tokenizer, config.seed, notify)
     config.model_init_kwargs = {**options.load_arguments(), **(config.model_init_kwargs or {})}
     with refused_settings():
         trainer = trainer_class(options.algorithm)(
@@ -192,15 +249,15 @@ def make_trainer(
             args=config,
             processing_class=tokenizer,
             **options.trainer_arguments(),
-            **tasks.arguments,
+            **tasks,
         )
-    return trainer, tasks.words
+    return trainer, evaluated_on
 
 
 def evaluate(trainer: StepGRPOTrainer) -> dict[str, Any]:
-    """Return success, return and number of episodes on the evaluation tasks; empty without any.
+    """Return the figures of an evaluation: under "" those of the environments for training.
 
-    Of several environments, those for training, and under ``envs`` those of each.
+    Of several environments, also those of each under its name; nothing without evaluation tasks.
     """
     if trainer.eval_dataset is None:
         return {}
@@ -213,25 +270,15 @@ def evaluate(trainer: StepGRPOTrainer) -> dict[str, Any]:
     # Accelerate repeats the first tasks to fill the last batch: they count once
     number = episodes.groupby(["env", "task"]).cumcount()
     episodes = episodes[number < trainer.num_generations_eval]
-    if (evaluated := trainer.training_log.evaluated) is None:
-        return _figures(episodes)
+    tables = {"": episodes}
+    if (evaluated := trainer.training_log.evaluated) is not None:
+        tables = {"": episodes[~episodes["env"].isin(evaluated.variants)]}
+        tables |= {str(name): own for name, own in episodes.groupby("env")}
     return {
-        **_figures(episodes[~episodes["env"].isin(evaluated.variants)]),
-        "envs": {str(name): _figures(own) for name, own in episodes.groupby("env")},
+        name: {**own[["success", "return"]].mean().to_dict(), "num_episodes": len(own)}
+        for name, own in tables.items()
+        if len(own)
     }
-
-
-def _figures(episodes: pd.DataFrame) -> dict[str, Any]:
-    if (count := len(episodes)) == 0:
-        return {}
-    figures = {name: float(sum(episodes[name])) / count for name in ("success", "return")}
-    return {**figures, "num_episodes": count}
-
-
-def notify_once(text: str) -> None:
-    """Print a status line, on the main process."""
-    if int(os.environ.get("RANK", "0")) == 0:
-        notify(text)
 
 
 def check_loggers(config: Any) -> None:
@@ -252,6 +299,77 @@ def _call_loggers(trainer: Any, event: str) -> None:
                 processing_class=trainer.processing_class,
             )  # fmt: skip
 
+
+def parse_arguments(arguments: Sequence[str]) -> tuple[TrainArguments, StepGRPOConfig]:
+    """Parse a command line with its recipe and settings file."""
+    parser = make_parser(arguments)
+    options, config = parser.build(parser.read(arguments))
+    return options, config
+
+
+def make_parser(arguments: Sequence[str]) -> CommandParser:
+    """Return the parser for a command line, with the defaults that hold for it.
+
+    In order of priority: the command line, the file of ``--config``, the recipe, the algorithm's
+    preset. The recipe is the one that ``--config`` names, else ``recipe.yaml`` of the model, else
+    ``language_model`` with a model and ``default`` without. The value ``recipe`` names the files.
+    """
+    options = vars(CommandParser((TrainArguments,), program=PROGRAM).given(arguments))
+    given = {name: value for name, value in options.items() if value is not None}
+    settings: dict[str, Any] = {}
+    file: Path | None = None
+    if (config := given.pop("config", None)) is not None:
+        file = find_settings(RECIPES, config, kind="--config")
+        settings = _surviving(read_config(file), given)
+    model = (settings | given).get("model")
+    recipe = file if file and file in RECIPES.values() else find_recipe(model)
+    if recipe != file:
+        settings = _surviving(read_config(recipe), settings | given) | settings
+    chosen = settings | given
+    algorithm = chosen.get("algorithm", TrainArguments.algorithm)
+    presets = {"num_generations_eval": 1} | dict(lookup(PRESETS, algorithm, kind="algorithm"))
+    if recipe == RECIPES["default"] and has_critic(algorithm):
+        presets |= read_config(FOLDER / "default_critic.yaml")
+    parser = CommandParser(
+        (TrainArguments, config_class(algorithm)),
+        program=PROGRAM,
+        description="Train a language model in a Gymnasium environment by step-level RL. The "
+        "defaults shown hold for the rest of the command line: --model, --config and --algorithm "
+        "change some.",
+    )
+    names = {path: name for name, path in RECIPES.items()}
+    files = dict.fromkeys(path for path in (recipe, file) if path is not None)
+    parser.set_defaults(recipe=", ".join(str(names.get(path, path)) for path in files))
+    parser.use_settings(presets, algorithm)
+    if model:
+        parser.use_settings(fast_precision(), "this machine")
+    if chosen.get("eval_envs") or chosen.get("eval_env"):
+        # not at the last step, since an evaluation follows it
+        parser.use_settings({"eval_strategy": "steps", "eval_steps": 0.17}, "eval_envs")
+    parser.use_settings(settings, str(file or recipe))
+    return parser
+
+
+def _surviving(settings: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a file that still hold under settings `over` it.
+
+    Arguments belong to their environment or program, and go with it.
+    """
+    env = over.get("env", over.get("envs"))
+    own = settings.get("env", settings.get("envs", DEFAULT_ENV))
+    dropped: set[str] = set(over)
+    if over.get("program") or (env and env not in (own, [own])):
+        dropped |= _OF_ENVIRONMENTS
+    if env:
+        dropped |= {"env", "envs"}
+        dropped |= set() if over.get("program") else {"program", *OF_PROGRAMS}
+    if over.get("eval_envs") or over.get("eval_env"):
+        dropped |= {"eval_env", "eval_envs"}
+    return {name: value for name, value in settings.items() if name not in dropped}
+
+
+main = functools.partial(run_command, PROGRAM, run)
+"""Run the command with arguments, by default those of this process."""
 
 if __name__ == "__main__":
     main()

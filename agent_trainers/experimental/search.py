@@ -22,7 +22,6 @@ from agent_trainers.cli.environments import evaluation_defaults, first_tasks
 from agent_trainers.cli.policies import (
     PolicyArguments,
     check_episodes,
-    check_policy,
     open_environment,
     open_policy,
 )
@@ -55,8 +54,6 @@ class SearchArguments(PolicyArguments):
         help="Environment steps of the search for one episode; by default "
         f"{_BUDGET_EPISODES} episodes of full length.",
     )
-    num_tasks: int = HfArg(default=200, help="Number of tasks, from the first.")
-    seed: int = HfArg(default=0, help="Seed of all draws.")
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -67,7 +64,6 @@ def run(arguments: Sequence[str]) -> None:
         program=PROGRAM,
         description="Compare search strategies on the same tasks, at equal budget.",
     )
-    check_policy(options)
     check_range(options, "at least 1", lambda value: value >= 1, "budget_steps")
     if options.value is not None and options.base_url is not None:
         raise ConfigurationError("--value needs a local --model: a server returns no token ids.")
@@ -78,7 +74,7 @@ def run(arguments: Sequence[str]) -> None:
     spec = environment.make_env().spec
     longest = (spec and spec.max_episode_steps) or _LONGEST_EPISODE
     budget = options.budget_steps or _BUDGET_EPISODES * longest
-    tasks = first_tasks(environment.facts.num_tasks, options.num_tasks)
+    tasks = first_tasks(environment.num_tasks, options.num_tasks)
     with (
         open_policy(options, environment) as policy,
         contextlib.closing(Rollout(environment.make_env, policy)) as rollout,

@@ -152,7 +152,7 @@ def load_policy(
     folder = check_model(name)
     tokenizer, model = load_tokenizer(folder), load_model(folder, dtype)
     if max_new_tokens is None and (trained_for := find_turn_length(folder)) is not None:
-        max_new_tokens = trained_for.tokens
+        max_new_tokens = trained_for[0]
     return transformers_policy(model, tokenizer, max_new_tokens=max_new_tokens, **options)
 
 

@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import yaml
 
 from agent_envs.core.lookup import lookup
-from agent_envs.errors import ConfigurationError
 
 FOLDER: Final = Path(__file__).parent
 RECIPES: Final[Mapping[str, Path]] = {
@@ -25,23 +24,10 @@ RUN_SETTINGS: Final = "settings.json"
 """File in a run's folder: the settings it was trained with."""
 
 
-class TurnLength(NamedTuple):
-    """The longest turn that a model was trained for, and the file that says so."""
-
-    tokens: int
-    source: Path
-
-
 def find_settings(table: Mapping[str, Path], name_or_path: str, *, kind: str) -> Path:
     """Return the file of a path, or of a name in a table; errors say what `kind` of file it is."""
     path = Path(name_or_path)
-    if path.is_file():
-        return path
-    if path.suffix in (".yaml", ".yml"):
-        raise ConfigurationError(
-            f"{kind} {path}: there is no such file. By name there are: {', '.join(table)}."
-        )
-    return lookup(table, name_or_path, kind=kind)
+    return path if path.is_file() else lookup(table, name_or_path, kind=f"file or name of {kind}")
 
 
 def find_recipe(model: str | None) -> Path:
@@ -60,8 +46,8 @@ def find_recipe(model: str | None) -> Path:
     return RECIPES["language_model"]
 
 
-def find_turn_length(model: str) -> TurnLength | None:
-    """Return the longest turn that a model was trained for; None if unknown.
+def find_turn_length(model: str) -> tuple[int, Path] | None:
+    """Return the longest turn that a model was trained for, and the file that says so, if known.
 
     Looks into the settings of the run in the model's folder, its recipe, then at the model that the
     run began with, since a warm start samples no turns.
@@ -69,7 +55,7 @@ def find_turn_length(model: str) -> TurnLength | None:
     for path, settings in _settings_of(model):
         tokens = settings.get("max_completion_length")
         if type(tokens) is int and tokens >= 1:
-            return TurnLength(tokens, path)
+            return tokens, path
     return None
 
 

@@ -1,6 +1,7 @@
 """Make a tiny policy for an environment: ``python -m agent_trainers.tiny_policy``."""
 
 import argparse
+import functools
 import shlex
 import sys
 from collections.abc import Sequence
@@ -11,23 +12,25 @@ from agent_envs.core.command_line import json_object
 from agent_envs.errors import ConfigurationError
 from agent_trainers.checkpointing.checkpoints import check_writable
 from agent_trainers.cli.arguments import check_range, run_command
-from agent_trainers.cli.environments import (
-    environment_maker,
-    inspect_environment,
-)
+from agent_trainers.cli.environments import inspect_environment
 from agent_trainers.recipes import MODEL_RECIPE
 
 PROGRAM: Final = "python -m agent_trainers.tiny_policy"
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command."""
-    run_command(PROGRAM, run, arguments)
-
-
 def run(arguments: Sequence[str]) -> None:
-    """Make a policy, evaluate it, and save it; torch is imported after all checks."""
-    options = _parser().parse_args(arguments)
+    """Make a policy that knows an environment's words and some of its answers, and save it."""
+    parser = argparse.ArgumentParser(prog=PROGRAM, description=run.__doc__)
+    add = parser.add_argument
+    add("--env", required=True, help="Gymnasium id, such as my_module:MyEnv-v0")
+    add("--env_kwargs", help="the environment's keyword arguments as JSON")
+    add("--output", type=Path, default=Path("runs/tiny_policy"), help="folder to write")
+    add("--seed", type=int, default=0, help="seed of weights and demonstrations")
+    add("--num_tasks", type=int, default=256, help="demonstrated tasks at most")
+    add("--num_steps", type=int, default=600, help="updates of supervised training at most")
+    add("--success", type=float, default=0.4,
+        help="success at most before reinforcement learning")  # fmt: skip
+    options = parser.parse_args(arguments)
     check_range(options, "at least 1", lambda value: value >= 1, "num_tasks", "num_steps")
     check_range(options, "in [0, 1]", lambda value: 0 <= value <= 1, "success")
     output = options.output
@@ -36,12 +39,12 @@ def run(arguments: Sequence[str]) -> None:
             f"--output {output}: exists and is not a tiny policy. Choose another folder."
         )
     check_writable(output, "--output")
-    make_env = environment_maker(options.env, json_object(options.env_kwargs, "--env_kwargs"))
-    inspect_environment(make_env, options.env)
-    from agent_trainers.tiny_policy import make
+    from agent_trainers.tiny_policy import make  # imports torch
 
+    env_kwargs = json_object(options.env_kwargs, "--env_kwargs")
+    source = make.EnvironmentSource(inspect_environment(options.env, env_kwargs))
     reached = make.make_tiny_policy(
-        make.EnvironmentSource(make_env), output, seed=options.seed, num_tasks=options.num_tasks,
+        source, output, seed=options.seed, num_tasks=options.num_tasks,
         num_steps=options.num_steps, success=options.success,
     )  # fmt: skip
     sys.stdout.write(f"{output}: solves {reached:.0%} of held-out tasks.\n")
@@ -56,24 +59,8 @@ def run(arguments: Sequence[str]) -> None:
     )
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=PROGRAM,
-        description="Make a tiny policy that knows the vocabulary of an environment and solves "
-        "some of its tasks, as a start for reinforcement learning.",
-    )
-    add = parser.add_argument
-    add("--env", required=True, help="Gymnasium id, such as my_module:MyEnv-v0")
-    add("--env_kwargs", help="the environment's keyword arguments as JSON")
-    add("--output", type=Path, default=Path("runs/tiny_policy"),
-        help="folder to write; default: runs/tiny_policy")  # fmt: skip
-    add("--seed", type=int, default=0, help="seed of weights and demonstrations")
-    add("--num_tasks", type=int, default=256, help="demonstrated tasks at most")
-    add("--num_steps", type=int, default=600, help="updates of supervised training at most")
-    add("--success", type=float, default=0.4,
-        help="success at most before reinforcement learning")  # fmt: skip
-    return parser
-
+main = functools.partial(run_command, PROGRAM, run)
+"""Run the command with arguments, by default those of this process."""
 
 if __name__ == "__main__":
     main()

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -29,14 +29,14 @@ from transformers import (
 from agent_envs.data.files import write_text
 from agent_envs.errors import ConfigurationError
 from agent_trainers.batching.rows import make_rows
-from agent_trainers.cli.environments import first_tasks, hold_out
+from agent_trainers.cli.environments import Environment, first_tasks, hold_out
 from agent_trainers.policies import Policy
 from agent_trainers.policies.local import transformers_policy
 from agent_trainers.policies.policy import Schemas
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.recipes import MODEL_RECIPE, RECIPES
 from agent_trainers.rollout.demonstrations import play_reference, retell
-from agent_trainers.rollout.environments import TextEnv, template_tools
+from agent_trainers.rollout.environments import template_tools
 from agent_trainers.rollout.evaluation import evaluate_policy
 from agent_trainers.tiny_policy import TINY_POLICY
 from agent_trainers.trajectory import Trajectory, Transition
@@ -53,15 +53,17 @@ TOKENS_PER_STEP: Final = 6000
 
 
 class EnvironmentSource:
-    """The reference actions of an environment."""
+    """Demonstrations by the reference actions of an environment, and evaluation."""
 
-    def __init__(self, make_env: Callable[[], TextEnv]) -> None:
-        """Use the environment that `make_env` returns."""
-        self._make_env = make_env
-        env = make_env()
-        self.num_tasks: int | None = getattr(env.unwrapped, "num_tasks", None)
-        self.tools: Schemas = template_tools(env.reset(seed=0)[1])
-        env.close()
+    num_tasks: int | None
+    """Number of tasks; None if endless."""
+    tools: Schemas
+    """Schemas of the tools that the model sees."""
+
+    def __init__(self, environment: Environment) -> None:
+        """Use an environment of `inspect_environment`."""
+        self._make_env, self.num_tasks = environment.make_env, environment.num_tasks
+        self.tools = template_tools(environment.states[0])
 
     def demonstrate(self, tasks: Sequence[int]) -> list[Trajectory]:
         """Return the successful episodes of reference actions."""
@@ -74,23 +76,8 @@ class EnvironmentSource:
         return evaluate_policy(self._make_env, policy, tasks).metrics.get("success", 0.0)
 
 
-class Source(Protocol):
-    """Demonstrations, and evaluation."""
-
-    num_tasks: int | None
-    """Number of tasks; None if endless."""
-    tools: Schemas
-    """Schemas of the tools that the model sees."""
-
-    def demonstrate(self, tasks: Sequence[int]) -> list[Trajectory]:
-        """Return successful episodes of tasks."""
-
-    def evaluate(self, policy: Policy, tasks: Sequence[int]) -> float:
-        """Return the success of `policy` on tasks."""
-
-
 def make_tiny_policy(
-    source: Source,
+    source: EnvironmentSource,
     output: Path,
     *,
     seed: int = 0,
@@ -242,15 +229,15 @@ def careless(correct: Sequence[Trajectory], rng: np.random.Generator) -> list[Tr
 def write_recipe(path: Path, max_completion_length: int) -> None:
     """Write the settings with which `agent-r1-train` trains the policy: the default run's."""
     settings = yaml.safe_load(RECIPES["default"].read_text(encoding="utf-8"))
-    replaced = ("env", "env_kwargs", "eval_env_kwargs", "num_eval_tasks", "output_dir")
-    kept = {name: value for name, value in settings.items() if name not in replaced}
-    kept |= {
+    for name in ("env", "env_kwargs", "eval_env_kwargs"):
+        settings.pop(name, None)
+    settings |= {
         "max_completion_length": max_completion_length,
         "per_device_eval_batch_size": 64,
         "num_eval_tasks": 100,
         "output_dir": "runs/own_environment",
     }
-    write_text(path, yaml.safe_dump(kept, sort_keys=False))
+    write_text(path, yaml.safe_dump(settings, sort_keys=False))
 
 
 def _texts(trajectories: Sequence[Trajectory]) -> Iterator[str]:
@@ -260,12 +247,11 @@ def _texts(trajectories: Sequence[Trajectory]) -> Iterator[str]:
 
 
 class _EndWhen(TrainerCallback):  # type: ignore[misc] # transformers is untyped
-    """Measures the success now and then, and ends training when it is enough."""
+    """Measures the success every few steps, and ends training when it is enough."""
 
-    def __init__(
-        self, measure: Callable[[], float], is_over: Callable[[float], bool], every: int
-    ) -> None:
-        self._measure, self._is_over, self._every, self.solved = measure, is_over, every, 0.0
+    def __init__(self, *settings: Any) -> None:
+        self._measure, self._is_over, self._every = settings
+        self.solved = 0.0
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step % self._every == 0 or state.global_step == state.max_steps:

@@ -12,16 +12,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import gymnasium as gym
 import numpy as np
 from transformers import TrainerCallback
 
 import agent_envs  # noqa: F401 - registers the environments
 from agent_envs.core.tool_env import ENDLESS
 from agent_trainers import TINY_POLICY
-from agent_trainers.cli.environments import count_tasks, environment_maker, read_source
-from agent_trainers.cli.train import make_trainer
-from agent_trainers.cli.train_options import parse_arguments
+from agent_trainers.cli.environments import inspect_environment, read_source
+from agent_trainers.cli.train import make_trainer, parse_arguments
 from agent_trainers.policies.local import transformers_policy
 from agent_trainers.policies.models import load_model, load_tokenizer
 from agent_trainers.recipes import MODEL_RECIPE, find_turn_length
@@ -68,8 +66,7 @@ def _make_by_reward(environment: "Environment", folder: Path) -> None:
 
 
 def _make_own(environment: "Environment", folder: Path, **options: int) -> None:
-    make_env = environment_maker(environment.env, environment.kwargs)
-    source = EnvironmentSource(make_env)
+    source = EnvironmentSource(inspect_environment(environment.env, environment.kwargs))
     make_tiny_policy(source, folder, success=WARM_SUCCESS, **options)
 
 
@@ -126,12 +123,12 @@ def measure_batch(
     seed = cell.seed
     model, tokenizer = load_model(str(folder)), load_tokenizer(str(folder))
     trained_for = find_turn_length(str(start))
-    max_new_tokens = None if trained_for is None else trained_for.tokens
+    max_new_tokens = None if trained_for is None else trained_for[0]
     policy = transformers_policy(model, tokenizer, max_new_tokens=max_new_tokens)
-    make_env = environment_maker(environment.env, environment.kwargs)
-    tasks = _draw_tasks(make_env, 2 * options.num_tasks, seed)
+    found = inspect_environment(environment.env, environment.kwargs)
+    tasks = _draw_tasks(found.num_tasks or ENDLESS, 2 * options.num_tasks, seed)
     others, measured = tasks[: len(tasks) // 2], tasks[len(tasks) // 2 :]
-    with contextlib.closing(Rollout(make_env, policy)) as rollout:
+    with contextlib.closing(Rollout(found.make_env, policy)) as rollout:
         collected = rollout.collect(_specs(others, options.group_size, seed, 0))
         critic = FittedCritic(model, 0, [t for t in collected if t.is_scorable])
         batch = Measurement(rollout, _specs(measured, options.group_size, seed, 1), seed)
@@ -211,9 +208,8 @@ class SaveStages(TrainerCallback):  # type: ignore[misc] # transformers is untyp
         self.saved[stage] = self._steps.curve[-1][1]
 
 
-def _draw_tasks(make_env: Callable[[], gym.Env[str, str]], num_tasks: int, seed: int) -> list[int]:
+def _draw_tasks(count: int, num_tasks: int, seed: int) -> list[int]:
     rng = np.random.default_rng([seed, 7])
-    count = count_tasks(make_env) or ENDLESS
     drawn: list[int] = rng.choice(count, min(num_tasks, count), replace=False).tolist()
     return drawn
 

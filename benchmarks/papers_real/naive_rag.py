@@ -15,7 +15,7 @@ from typing import Any, Final
 from agent_envs.core.messages import Message
 from agent_envs.data.files import write_json
 from agent_envs.formats.tool_formats import TOOL_FORMATS
-from agent_trainers.cli.environments import count_tasks, environment_maker, first_tasks
+from agent_trainers.cli.environments import first_tasks, inspect_environment
 from agent_trainers.policies import Generation, GenerationRequest, Policy, PolicyWrapper
 from agent_trainers.policies.local import load_policy
 from agent_trainers.rollout.evaluation import Evaluation, evaluate_policy
@@ -81,8 +81,8 @@ def _evaluate(
     policy: Policy, num_passages: int, env: str, kwargs: Mapping[str, Any], num_tasks: int
 ) -> Evaluation:
     kwargs = {**kwargs, "tool_format": "tags", "top_k": num_passages}
-    make_env = environment_maker(env, kwargs)
-    return evaluate_policy(make_env, policy, first_tasks(count_tasks(make_env), num_tasks))
+    found = inspect_environment(env, kwargs)
+    return evaluate_policy(found.make_env, policy, first_tasks(found.num_tasks, num_tasks))
 
 
 if __name__ == "__main__":

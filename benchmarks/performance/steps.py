@@ -27,7 +27,7 @@ from agent_envs.core.tool import Tool
 from agent_envs.envs.synthetic.multi_hop import SyntheticMultiHopEnv
 from agent_envs.retrieval import Hit
 from agent_envs.tools.search import make_search_tool
-from agent_trainers.cli.train_options import parse_arguments
+from agent_trainers.cli.train import parse_arguments
 from agent_trainers.policies.local import transformers_policy
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.evaluation import plan_samples

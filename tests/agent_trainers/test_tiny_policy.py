@@ -1,9 +1,8 @@
-import functools
-
 import gymnasium as gym
 from transformers import AutoTokenizer
 
-from agent_trainers.cli import train
+from agent_trainers.cli.environments import inspect_environment
+from agent_trainers.cli.train import parse_arguments
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.programs import ProgramTasks
 from agent_trainers.tiny_policy import make
@@ -36,7 +35,7 @@ def test_a_policy_for_an_environment_knows_its_words_and_has_a_recipe(tmp_path, 
             return next(evaluations)
 
     monkeypatch.setattr(make, "TOKENS_PER_STEP", 50)
-    source = Source(functools.partial(gym.make, "AgentR1/SyntheticArithmetic-v0"))
+    source = Source(inspect_environment("AgentR1/SyntheticArithmetic-v0", {}))
     assert make.make_tiny_policy(source, tmp_path / "tiny", num_tasks=8, num_steps=80) == 0.3
     assert next(evaluations) == 0.1  # stopped at 90 % of correct turns, then at 40 %
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "tiny")
@@ -44,7 +43,7 @@ def test_a_policy_for_an_environment_knows_its_words_and_has_a_recipe(tmp_path, 
     _, info = env.reset(seed=12345)
     for text in (info["messages"][-1]["content"], *env.unwrapped.reference_actions(), "Zürich 漢"):
         assert tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"]) == text
-    options, config = train.parse_arguments(["--model", str(tmp_path / "tiny")])
+    options, config = parse_arguments(["--model", str(tmp_path / "tiny")])
     assert (options.algorithm, config.learning_rate) == ("grpo_step", 7e-4)
     assert config.max_completion_length > 8
 

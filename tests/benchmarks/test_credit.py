@@ -181,4 +181,4 @@ def test_stages_are_saved_at_their_success_or_else_half_way_and_at_the_end(
     saved = {stage: int((folder / stage / "version").read_text()) for stage in ("middle", "late")}
     assert saved == expected
     assert stages.saved == {stage: solved[number - 1] for stage, number in expected.items()}
-    assert find_turn_length(str(folder / "late")).tokens == 48
+    assert find_turn_length(str(folder / "late"))[0] == 48

@@ -16,9 +16,8 @@ from agent_leaderboard import cli as leaderboard
 from agent_leaderboard.play.config import load_configs
 from agent_trainers.cli import sft
 from agent_trainers.cli.arguments import CommandParser
-from agent_trainers.cli.collect import CollectArguments
-from agent_trainers.cli.evaluate import EvaluateArguments
-from agent_trainers.cli.train_options import make_parser
+from agent_trainers.cli.evaluate import CollectArguments, EvaluateArguments
+from agent_trainers.cli.train import make_parser
 from agent_trainers.experimental.diagnose import DiagnoseArguments, name_file
 from agent_trainers.experimental.search import SearchArguments
 from agent_trainers.experimental.values.__main__ import ValueArguments

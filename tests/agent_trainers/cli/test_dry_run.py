@@ -7,14 +7,14 @@ from agent_envs import ConfigurationError
 from agent_trainers.cli import train
 from agent_trainers.cli.dry_run import dry_run
 from agent_trainers.cli.environments import read_source
-from agent_trainers.cli.train_options import parse_arguments
+from agent_trainers.cli.train import parse_arguments
 
 SHORT = ["--num_generations", "4", "--per_device_train_batch_size", "8", "--save_strategy", "no"]
 
 
 def test_a_dry_run_shows_a_batch_and_saves_no_weights(tmp_path, capsys):
     window = json.dumps({"context": {"name": "window", "turns": 1}, "hops": 3})
-    train.try_batch([*SHORT, "--dry_run", "--algorithm", "step_ppo", "--env_kwargs", window,
+    train.run([*SHORT, "--dry_run", "--algorithm", "step_ppo", "--env_kwargs", window,
                "--output_dir", str(tmp_path / "run")])  # fmt: skip
     out = " ".join(capsys.readouterr().out.split())
     for part in ("2 groups, 8 episodes", "step by step", "a new row begins here", "drift: ",

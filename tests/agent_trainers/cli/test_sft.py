@@ -4,15 +4,15 @@ import json
 import gymnasium as gym
 import pytest
 from safetensors.torch import load_file
+from trl import SFTTrainer
 
 from agent_envs.errors import ConfigurationError, DataError, RolloutError
 from agent_trainers.batching.collate import collate
 from agent_trainers.batching.rows import make_rows
 from agent_trainers.batching.shared_prefix import forward_rows
-from agent_trainers.cli import collect, evaluate, sft
+from agent_trainers.cli import evaluate, sft
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.rollout.demonstrations import play_reference
-from agent_trainers.trainers.sft import supervised_dataset
 from agent_trainers.trajectory import load_trajectories
 
 ID = "AgentR1/SyntheticMultiHop-v0"
@@ -26,12 +26,8 @@ def demonstrations(tokenizer):
 def test_the_loss_is_that_of_the_rows_of_reinforcement_learning(
     demonstrations, tokenizer, tiny_policy, tmp_path
 ):
-    from trl import SFTTrainer
-
-    from agent_trainers.trainers.sft import WarmStartConfig
-
-    dataset, _ = supervised_dataset(demonstrations, None)
-    config = WarmStartConfig(str(tmp_path), report_to="none", per_device_train_batch_size=6)
+    dataset, _ = sft.supervised_dataset(demonstrations, None)
+    config = sft.WarmStartConfig(str(tmp_path), report_to="none", per_device_train_batch_size=6)
     trainer = SFTTrainer(
         tiny_policy, args=config, train_dataset=dataset, processing_class=tokenizer
     )
@@ -46,12 +42,12 @@ def test_the_loss_is_that_of_the_rows_of_reinforcement_learning(
 
 
 def test_rows_that_are_too_long_are_left_out_whole_and_counted(demonstrations):
-    lengths = [len(row["input_ids"]) for row in supervised_dataset(demonstrations, None)[0]]
+    lengths = [len(row["input_ids"]) for row in sft.supervised_dataset(demonstrations, None)[0]]
     demonstrations[0].transitions.pop()  # a shorter one
-    dataset, num_too_long = supervised_dataset(demonstrations, min(lengths) - 1)
+    dataset, num_too_long = sft.supervised_dataset(demonstrations, min(lengths) - 1)
     assert (len(dataset), num_too_long) == (1, 5)
     with pytest.raises(DataError, match="No demonstration is left"):
-        supervised_dataset(demonstrations, 3)
+        sft.supervised_dataset(demonstrations, 3)
 
 
 def train(output, *arguments):
@@ -84,7 +80,7 @@ def test_fine_tuning_on_reference_actions_resumes_and_is_overwritten_on_request(
 def test_the_best_episodes_are_collected_resumably_and_trained_on(tmp_path, capsys, monkeypatch):
     command = ["--num_tasks", "16", "--samples_per_task", "4", "--tasks_at_once", "6",
                "--output", str(tmp_path / "best.jsonl.gz")]  # fmt: skip
-    save, saved = collect.save_trajectories, []
+    save, saved = evaluate.save_trajectories, []
 
     def save_two(path, trajectories):
         if len(saved) == 2:
@@ -92,15 +88,15 @@ def test_the_best_episodes_are_collected_resumably_and_trained_on(tmp_path, caps
         saved.append(path)
         save(path, trajectories)
 
-    monkeypatch.setattr(collect, "save_trajectories", save_two)
+    monkeypatch.setattr(evaluate, "save_trajectories", save_two)
     with pytest.raises(KeyboardInterrupt):
-        collect.run(command)
-    monkeypatch.setattr(collect, "save_trajectories", save)
+        evaluate.collect(command)
+    monkeypatch.setattr(evaluate, "save_trajectories", save)
     with pytest.raises(ConfigurationError, match="seed: 0 -> 1"):
-        collect.run([*command, "--seed", "1"])
-    collect.run(command)  # goes on after the second portion
+        evaluate.collect([*command, "--seed", "1"])
+    evaluate.collect(command)  # goes on after the second portion
     cut = load_trajectories(tmp_path / "best.jsonl.gz")
-    collect.run([*command[:-1], str(tmp_path / "whole.jsonl.gz")])
+    evaluate.collect([*command[:-1], str(tmp_path / "whole.jsonl.gz")])
     whole = load_trajectories(tmp_path / "whole.jsonl.gz")
     assert [t.transitions for t in cut] == [t.transitions for t in whole]
     assert all(t.success for t in cut)
@@ -123,7 +119,9 @@ def test_if_all_episodes_fail_nothing_is_saved_and_the_error_is_printed(tmp_path
     gym.register("Own/Unplayable-v0", Unplayable, disable_env_checker=True)
     output = tmp_path / "best.jsonl"
     with pytest.raises(RolloutError, match=r"4 of 4 episodes failed.*the server is gone"):
-        collect.run(["--env", "Own/Unplayable-v0", "--num_tasks", "1", "--output", str(output)])
+        evaluate.collect(
+            ["--env", "Own/Unplayable-v0", "--num_tasks", "1", "--output", str(output)]
+        )
     assert not output.exists()
     assert not list(tmp_path.rglob("*.jsonl.gz"))  # so that the same command plays it again
     with pytest.raises(SystemExit) as end:

@@ -16,7 +16,7 @@ from agent_trainers.cli.environments import (
     read_source,
 )
 from agent_trainers.cli.policies import ModelArguments
-from agent_trainers.cli.train_options import TrainArguments, parse_arguments
+from agent_trainers.cli.train import TrainArguments, make_parser, parse_arguments
 from agent_trainers.policies.models import load_model
 from agent_trainers.recipes import ACCELERATE_CONFIGS, RECIPES
 from agent_trainers.trainers.config import PRESETS, StepGRPOConfig
@@ -29,7 +29,7 @@ WRONG = {
         (["--learning_rat", "1"], "unknown option --learning_rat. Did you mean --learning_rate?"),
         (["--algorithm", "rloo", "--critic_warmup_steps", "3"], "unknown option --critic_warmup"),
         (["--algorithm", "grpoo"], "Did you mean 'grpo"),
-        (["--config", "none.yaml"], "--config none.yaml: there is no such file"),
+        (["--config", "none.yaml"], "Unknown file or name of --config 'none.yaml'"),
         (["--config", "hotpotqa_gpro"], "Did you mean 'hotpotqa_grpo'", "default, hotpot"),
         (["--config", "broken.yaml"],
          "--config broken.yaml: is not valid YAML", "line 2, column 2"),
@@ -131,12 +131,13 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_the_recipe(config
     settings = {"learning_rate": "1e-4", "num_generations": 4, "per_device_train_batch_size": 8,
                 "env_kwargs": {"hops": 3}, "loss_mask": False, "report_to": ["none"],
                 "scale_rewards": False, "top_p": None}  # fmt: skip
-    options, config = parse_arguments([*config_file(**settings), "--num_generations", "2"])
+    arguments = [*config_file(**settings), "--num_generations", "2"]
+    options, config = parse_arguments(arguments)
     assert (config.learning_rate, config.num_generations, config.loss_mask) == (1e-4, 2, False)
     assert (config.report_to, config.scale_rewards) == ([], "none")
     assert json.loads(options.env_kwargs) == {"hops": 3}
     assert (config.max_completion_length, config.max_steps) == (24, 100)  # of the recipe
-    assert options.recipe.startswith("recipe default, ")
+    assert make_parser(arguments).get_default("recipe").startswith("default, ")
     assert parse_arguments([])[1].learning_rate == 7e-4
     # a file lies on the recipe of its model, and wins over the preset of its algorithm
     assert parse_arguments(config_file(model="some/model"))[1].learning_rate == 1e-6
@@ -145,8 +146,9 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_the_recipe(config
 
 
 def test_the_recipe_of_the_first_paper_has_its_settings():
-    options, config = parse_arguments(["--config", "hotpotqa_grpo", "--use_cpu", "--bf16", "false"])
-    assert options.recipe == "recipe hotpotqa_grpo"
+    arguments = ["--config", "hotpotqa_grpo", "--use_cpu", "--bf16", "false"]
+    options, config = parse_arguments(arguments)
+    assert make_parser(arguments).get_default("recipe") == "hotpotqa_grpo"
     assert (config.learning_rate, config.beta, config.num_generations) == (1e-6, 0.001, 5)
     assert config.max_completion_length == 1024
     assert json.loads(options.env_kwargs)["max_episode_steps"] == 5

