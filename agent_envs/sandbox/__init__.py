@@ -14,8 +14,7 @@ The content of a scratch directory is passed from one program to the next as a `
 their tests are in ``docs/project/security.md``.
 """
 
-from agent_envs.sandbox.folder import Folder
-from agent_envs.sandbox.results import Level, Limits, Result, Verdict
+from agent_envs.sandbox.results import Folder, Level, Limits, Result, Verdict
 from agent_envs.sandbox.sandbox import Sandbox, Session, open_sandbox
 
 __all__ = ["Folder", "Level", "Limits", "Result", "Sandbox", "Session", "Verdict", "open_sandbox"]

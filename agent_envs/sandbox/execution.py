@@ -9,8 +9,7 @@ from dataclasses import asdict
 from typing import Any, Final, TypeAlias
 
 from agent_envs.errors import SandboxError
-from agent_envs.sandbox.folder import Folder
-from agent_envs.sandbox.results import Limits, Result
+from agent_envs.sandbox.results import Folder, Limits, Result
 
 _GRACE_SECONDS: Final = 15.0
 """How much longer than its limit a program may take before its supervisor counts as broken."""

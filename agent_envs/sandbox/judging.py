@@ -3,7 +3,8 @@
 The tests run in a separate sandbox. Calling a function of the program sends its arguments to
 the program's sandbox (`serve`) and decodes the result as plain data. So every comparison happens
 where no line of the program runs, and there is nothing to forge: no token to read, no assert to
-patch, no exit code to set. Runs inside sandboxes: standard library only.
+patch, no exit code to set. Decoding creates plain data only, so a hostile sender chooses the value
+and nothing else. Runs inside sandboxes: standard library only.
 """
 
 import ast
@@ -12,16 +13,32 @@ import contextlib
 import importlib
 import json
 import linecache
+import math
+import socket
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, TextIO
-
-from agent_envs.sandbox.values import NotANumberError, decode, encode, receive, send
 
 _TEST_MODULES: Final = ("collections", "itertools", "math", "random", "re", "string", "sys")
 _GONE_TEXT: Final = "the program ended before the tests did"
 _MAX_MESSAGE_CHARS: Final = 2000
+_KINDS: Final[Mapping[str, tuple[type, Callable[[Any], Any] | None, Callable[[Any], Any]]]] = {
+    "complex": (complex, lambda value: [value.real, value.imag], lambda parts: complex(*parts)),
+    "bytes": (bytes, bytes.hex, bytes.fromhex),
+    "range": (range, lambda v: [v.start, v.stop, v.step], lambda parts: range(*parts)),
+    "dict": (dict, None, dict),
+    "tuple": (tuple, None, tuple),
+    "set": (set, None, set),
+    "frozenset": (frozenset, None, frozenset),
+    "iterator": (Iterator, None, iter),
+}
+"""Tag -> type, how to write a value (None: its items, encoded), and how to read it."""
+_TYPES: Final = {t.__name__: t for t in (bool, int, float, str, list, bytes, dict, tuple, set)}
+
+
+class NotANumberError(ValueError):
+    """A value is, or contains, NaN or infinity."""
 
 
 class ProgramGoneError(BaseException):
@@ -191,3 +208,75 @@ def _explain(error: BaseException) -> str:
     at = [frame for frame in frames if frame.filename == "tests.py"]
     where = f"line {at[-1].lineno}, {at[-1].line}: " if at else ""
     return where + traceback.format_exception_only(error)[-1].strip()
+
+
+def encode(value: Any, encode_object: Callable[[Any], Any]) -> Any:
+    """Return `value` as JSON-able data; `encode_object` encodes what is no plain data.
+
+    Subclasses become the plain type they extend.
+    """
+    if value is None or value is True or value is False:
+        return value
+    for plain in (str, int, float):
+        if isinstance(value, plain):
+            return plain(value)
+    if isinstance(value, list):
+        return [encode(item, encode_object) for item in value]
+    for tag, (kind, write, _) in _KINDS.items():
+        if isinstance(value, kind):
+            items: Any = value.items() if isinstance(value, dict) else value
+            return {tag: write(value) if write else [encode(i, encode_object) for i in items]}
+    for name, kind in _TYPES.items():
+        if value is kind:
+            return {"type": name}
+    return encode_object(value)
+
+
+def decode(data: Any, make_object: Callable[[Any], Any] | None = None) -> Any:
+    """Return the value that `encode` wrote; the data may be hostile unless there is `make_object`.
+
+    Raises:
+        NotANumberError: If hostile data contain a number that is not finite, whose comparisons
+            would mislead: ``not abs(nan - 4) > 1e-6`` is true.
+        ValueError: If it is not what `encode` writes.
+    """
+    if data is None or isinstance(data, bool | str | int):
+        return data
+    if isinstance(data, list):
+        return [decode(item, make_object) for item in data]
+    try:
+        if isinstance(data, float):
+            value: Any = data
+        else:
+            [(tag, content)] = data.items()
+            if tag == "type":
+                return _TYPES[content]
+            if tag == "object" and make_object is not None:
+                return make_object(content)
+            _, write, read = _KINDS[tag]
+            value = read(content if write else decode(content, make_object))
+        is_number = isinstance(value, float | complex)
+        if is_number and make_object is None and not math.isfinite(abs(value)):
+            raise NotANumberError
+        return value
+    except (TypeError, AttributeError, LookupError, ArithmeticError) as error:
+        raise ValueError("malformed value") from error
+
+
+def connect(descriptor: int) -> TextIO:
+    """Open a socket for `send` and `receive`."""
+    return socket.socket(fileno=descriptor).makefile("rw", encoding="utf-8")
+
+
+def send(channel: TextIO, message: Any) -> None:
+    """Send one message: a line of JSON."""
+    channel.write(json.dumps(message) + "\n")
+    channel.flush()
+
+
+def receive(channel: TextIO) -> Any:
+    """Wait for one message; raise EOFError or ValueError if there is none."""
+    line = channel.readline()
+    if not line.endswith("\n"):
+        raise EOFError("the other side is gone")
+    return json.loads(line)

@@ -16,7 +16,7 @@ import traceback
 import types
 from typing import Any, Final
 
-from agent_envs.sandbox import judging, values
+from agent_envs.sandbox import judging
 
 _CHANNEL: Final = 3
 """Descriptor of the connection to the host or the tests, in the modes that have one."""
@@ -32,8 +32,7 @@ def run(mode: str, source: str) -> int:
     """
     sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, "r", closefd=False)), "utf-8")
     sys.stdout, sys.stderr = _writer(1, "strict"), _writer(2, "backslashreplace")
-    for name in ("stdin", "stdout", "stderr"):
-        setattr(sys, f"__{name}__", getattr(sys, name))
+    sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
     if mode == "shell":
         try:
             os.execv("/bin/sh", ["sh", "-c", source])  # noqa: S606 - the point of this mode
@@ -67,12 +66,12 @@ def run(mode: str, source: str) -> int:
 
 def _run_python(mode: str, source: str, namespace: dict[str, Any]) -> None:
     if mode == "check":
-        verdict = judging.run_tests(source, values.connect(_CHANNEL), namespace)
+        verdict = judging.run_tests(source, judging.connect(_CHANNEL), namespace)
         print(f"\n{json.dumps(verdict)}", file=sys.__stdout__)
     elif mode == "session":
         _run_session(namespace)
     else:
-        channel = values.connect(_CHANNEL) if mode == "serve" else None
+        channel = judging.connect(_CHANNEL) if mode == "serve" else None
         _execute(source, "main.py", namespace)
         if channel is not None:
             judging.serve(channel, namespace)
@@ -80,11 +79,11 @@ def _run_python(mode: str, source: str, namespace: dict[str, Any]) -> None:
 
 def _run_session(namespace: dict[str, Any]) -> None:
     """Run each call, and reply whether it ended without an exception."""
-    channel = values.connect(_CHANNEL)
+    channel = judging.connect(_CHANNEL)
     number = 0
     while True:
         try:
-            source = values.receive(channel)
+            source = judging.receive(channel)
         except EOFError:
             return
         number += 1
@@ -98,7 +97,7 @@ def _run_session(namespace: dict[str, Any]) -> None:
             is_ok = False
         sys.stdout.flush()
         sys.stderr.flush()
-        values.send(channel, is_ok)
+        judging.send(channel, is_ok)
 
 
 def _execute(

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_envs.sandbox import Limits
-from agent_envs.sandbox.values import _KINDS, decode, encode
+from agent_envs.sandbox.judging import _KINDS, decode, encode
 
 GOOD = "def double(x):\n    return 2 * x\n"
 BAD = "def double(x):\n    return 0\n"
