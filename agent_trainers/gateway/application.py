@@ -1,22 +1,32 @@
-"""The HTTP application of the gateway: authentication, request bodies, turns, and replies.
+"""The HTTP application of the gateway: connections, authentication, turns, and replies.
 
 Calls are read when a turn has ended, so a streamed turn is sent in one event at its end.
+
+Each open connection costs the process a file descriptor. Beyond a limit, the session with the most
+connections loses the one that has been idle for longest. A connection belongs to the session whose
+key it sent last; all that sent none count together as one session's. So a program that opens
+connections beyond its share closes its own, and a client that sends its key at once is not kept out
+by others that only connect.
 """
 
 import asyncio
 import functools
 import json
 import logging
+import resource
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from contextlib import contextmanager
 from hmac import compare_digest
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from agent_envs.formats.actions import STRICT_JSON
 from agent_trainers.gateway.conversation import Turn
@@ -33,6 +43,8 @@ from agent_trainers.trajectory import ROLE_NAME, StopReason
 
 if TYPE_CHECKING:
     from agent_trainers.gateway.gateway import Gateway
+
+_MAX_CONNECTIONS: Final = 4096
 
 _log = logging.getLogger(__name__)
 _Json = dict[str, Any]
@@ -80,7 +92,7 @@ async def _authenticated(gateway: "Gateway", endpoint: _Endpoint, http: HttpRequ
     except Exception as error:  # noqa: BLE001 - foreign input; the error is recorded
         _log.warning("A call of a session failed.", exc_info=True)
         text = f"The gateway failed: {type(error).__name__}: {error}"
-        failure = ApiError(500, text, stop_reason=StopReason.POLICY_ERROR)
+        failure = ApiError(500, text, StopReason.POLICY_ERROR)
     session.record_error(failure)
     return _error(failure)
 
@@ -180,7 +192,7 @@ async def _wait(
         if sampled.done():
             return sampled.result()
         text = f"The model's turn took longer than {limit:.3g} seconds."
-        raise ApiError(504, text, stop_reason=StopReason.TIMEOUT)
+        raise ApiError(504, text, StopReason.TIMEOUT)
     finally:
         disconnected.cancel()
         sampled.cancel()
@@ -230,5 +242,63 @@ def _json(body: _Json, status: int = 200) -> Response:
 
 def _error(error: ApiError) -> Response:
     kind = "invalid_request_error" if error.status < 500 else "server_error"
-    details = {"message": str(error), "type": kind, "param": None, "code": error.code}
+    is_overflow = error.stop_reason is StopReason.CONTEXT_OVERFLOW
+    code = "context_length_exceeded" if is_overflow else None
+    details = {"message": str(error), "type": kind, "param": None, "code": code}
     return _json({"error": details}, error.status)
+
+
+def default_limit() -> int:
+    """Return how many connections may be open: half of the process's file descriptors."""
+    soft_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    unlimited = soft_limit == resource.RLIM_INFINITY
+    return _MAX_CONNECTIONS if unlimited else min(soft_limit // 2, _MAX_CONNECTIONS)
+
+
+class LimitedProtocol(H11Protocol):
+    """A connection of uvicorn's h11 server, which bounds request heads.
+
+    Relies on uvicorn passing `app_state` to the application as ``request.state``.
+    """
+
+    max_open: int
+    all_open: "dict[LimitedProtocol, None]"
+    """The open ones of a server, least recently used first."""
+    session_id = ""
+    is_busy = False
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self.app_state = {"connection": self}
+        self.all_open[self] = None
+        if len(self.all_open) > self.max_open:
+            held = Counter(each.session_id for each in self.all_open)
+            most = max(held.values())
+            largest = [each for each in self.all_open if held[each.session_id] == most]
+            evicted = min(largest, key=lambda each: each.is_busy)  # the first idle one
+            del self.all_open[evicted]
+            evicted.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.all_open.pop(self, None)
+        super().connection_lost(exc)
+
+    @contextmanager
+    def in_use(self, session_id: str) -> Iterator[None]:
+        """Mark this connection, which sent a session's key, as busy."""
+        self.session_id = session_id
+        self._mark(is_busy=True)
+        try:
+            yield
+        finally:
+            self._mark(is_busy=False)
+
+    def _mark(self, *, is_busy: bool) -> None:
+        self.is_busy = is_busy
+        if self in self.all_open:  # else it was closed
+            self.all_open[self] = self.all_open.pop(self)
+
+
+def limited_protocol(limit: int) -> type[LimitedProtocol]:
+    """Return the protocol of a server with at most `limit` open connections."""
+    return type("Protocol", (LimitedProtocol,), {"max_open": limit, "all_open": {}})

@@ -13,7 +13,6 @@ Any other assistant message was written by the program: the state is rendered ag
 and becomes a separate row.
 """
 
-import bisect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -80,14 +79,8 @@ class TurnEnd:
     def cut(self, generation: Generation, max_tokens: int) -> tuple[Generation, str]:
         """Cut a turn at its end; return its tokens up to there, and its text without the stop."""
         ids = generation.completion_ids
-        num_tokens = min(len(ids), max_tokens, self.max_tokens)
-        if self.stops and self._find_stop(self.decode(ids)) is not None:
-            first = bisect.bisect(
-                range(1, len(ids) + 1),
-                False,
-                key=lambda n: self._find_stop(self.decode(ids[:n])) is not None,
-            )
-            num_tokens = min(num_tokens, first + 1)
+        lengths = range(1, min(len(ids), max_tokens) + 1)
+        num_tokens = next((n for n in lengths if self(ids[:n])), len(lengths))
         if num_tokens < len(ids):
             generation = replace(
                 generation,

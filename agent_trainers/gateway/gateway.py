@@ -90,8 +90,11 @@ class Gateway:
     def __enter__(self) -> Self:
         import uvicorn
 
-        from agent_trainers.gateway.application import make_application
-        from agent_trainers.gateway.connections import default_limit, limited_protocol
+        from agent_trainers.gateway.application import (
+            default_limit,
+            limited_protocol,
+            make_application,
+        )
 
         # asyncio accepts all waiting connections at once, before an evicted one is closed
         backlog = default_limit() // 8
@@ -258,4 +261,4 @@ class Gateway:
             future.set_exception(result)
         else:
             text = f"The policy failed: {type(result).__name__}: {result}"
-            future.set_exception(ApiError(500, text, stop_reason=StopReason.POLICY_ERROR))
+            future.set_exception(ApiError(500, text, StopReason.POLICY_ERROR))

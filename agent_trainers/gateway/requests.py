@@ -40,16 +40,9 @@ class ApiError(Exception):
     episode's if no later call succeeds; None for a mistake of the program itself.
     """
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        code: str | None = None,
-        stop_reason: StopReason | None = None,
-    ) -> None:
+    def __init__(self, status: int, message: str, stop_reason: StopReason | None = None) -> None:
         super().__init__(message)
-        self.status, self.code, self.stop_reason = status, code, stop_reason
+        self.status, self.stop_reason = status, stop_reason
 
 
 class _Strict(BaseModel):

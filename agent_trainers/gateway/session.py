@@ -5,13 +5,13 @@ import secrets
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from agent_envs.core.tool import Tool
-from agent_envs.errors import AgentEnvsError, ConfigurationError
+from agent_envs.errors import AgentEnvsError
 from agent_trainers.gateway.conversation import Turn, TurnEnd, read_calls, read_conversation
 from agent_trainers.gateway.requests import ApiError, ApiMessage, Request, read_tools
 from agent_trainers.policies.control_tokens import clean
@@ -47,11 +47,6 @@ class SessionLimits:
     """Duration of one call."""
     timeout_seconds: float = 3_600.0
     """Duration of the session: then its calls are refused, and it counts as failed."""
-
-    def __post_init__(self) -> None:
-        for limit in fields(self):
-            if (value := getattr(self, limit.name)) <= 0:
-                raise ConfigurationError(f"{limit.name} ({value}) must be positive.")
 
 
 class Session:
@@ -211,7 +206,7 @@ class Session:
         ):
             if is_reached:
                 text = f"The session has reached its limit {name}={getattr(limits, name):g}."
-                raise ApiError(403, f"{text} The episode is over.", stop_reason=reason)
+                raise ApiError(403, f"{text} The episode is over.", reason)
         if len(self._busy_keys) >= (most := limits.max_concurrent_calls):
             text = f"The session has {most} concurrent calls (max_concurrent_calls). Wait for one."
             raise ApiError(429, text)
@@ -237,12 +232,8 @@ class Session:
     ) -> Turn:
         self._check_open()
         if generation.finish_reason == "overflow":
-            raise ApiError(
-                400,
-                "The messages do not fit into the model's context. Send fewer, or shorter.",
-                code="context_length_exceeded",
-                stop_reason=StopReason.CONTEXT_OVERFLOW,
-            )
+            text = "The messages do not fit into the model's context. Send fewer, or shorter."
+            raise ApiError(400, text, StopReason.CONTEXT_OVERFLOW)
         self._usage += generation.spent
         kept = min(generation.spent.completion_tokens, 1 + self._tokens_left)
         self._tokens_left -= kept - 1

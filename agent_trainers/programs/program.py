@@ -4,7 +4,6 @@ A program is a function, ``run(session, task)``, plain or ``async``. It calls th
 ``session.base_url`` with ``session.key``, like any OpenAI-compatible server, and returns a reward.
 """
 
-import inspect
 import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -75,15 +74,12 @@ def check_role(name: str) -> None:
 def find_program(name: str) -> Program:
     """Return the function of an import path, ``"my_agent:run"``."""
     program: Program = lookup_or_import({}, name, kind="program")
-    _check_signature(program, name, "(session, task)")
     return program
 
 
 def find_reward(name: str) -> ScoreAnswer:
     """Return one of `REWARDS`, or the function of an import path."""
-    reward = lookup_or_import(REWARDS, name, kind="reward")
-    _check_signature(reward, name, "(task, answer)")
-    return reward
+    return lookup_or_import(REWARDS, name, kind="reward")
 
 
 _OUTCOME: Final = pydantic.TypeAdapter(Outcome)
@@ -92,8 +88,7 @@ _OUTCOME: Final = pydantic.TypeAdapter(Outcome)
 def read_outcome(value: Any) -> Outcome:
     """Validate the return value of a program or a reward function.
 
-    It is an `Outcome`, a number, or a mapping ``{"reward": 1.0, "metrics": {...}}``; anything else
-    is a `TypeError`.
+    It is an `Outcome`, a number, or a mapping ``{"reward": 1.0, "metrics": {...}}``.
     """
     if isinstance(value, Outcome):
         value = {entry.name: getattr(value, entry.name) for entry in fields(value)}
@@ -111,15 +106,6 @@ def read_outcome(value: Any) -> Outcome:
     reward = outcome.reward
     total = sum(reward.values()) if isinstance(reward, Mapping) else reward
     return replace(outcome, metrics={"success": float(total > 0.0), **outcome.metrics})
-
-
-def _check_signature(function: Any, name: str, parameters: str) -> None:
-    try:
-        inspect.signature(function).bind(None, None)
-    except (TypeError, ValueError) as error:
-        raise ConfigurationError(
-            f"{name} must be a function that takes {parameters}: {error}."
-        ) from None
 
 
 def _golds(task: Mapping[str, Any]) -> list[str]:

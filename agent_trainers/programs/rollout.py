@@ -30,7 +30,7 @@ from agent_trainers.programs.program import (
 )
 from agent_trainers.programs.runners import Run, make_runner
 from agent_trainers.rollout.episode import EpisodeSpec
-from agent_trainers.trajectory import StopReason, Trajectory, Transition
+from agent_trainers.trajectory import StopReason, Trajectory
 
 OnEnd = Callable[[Trajectory], object]
 PROCESSES_PER_CORE: Final = 4
@@ -98,7 +98,7 @@ class ProgramTasks:
 
 
 class ProgramRollout:
-    """Runs a program once per episode; see `agent_trainers.rollout.collector`."""
+    """Runs a program once per episode, as `Rollout` does in environments."""
 
     def __init__(
         self,
@@ -165,19 +165,16 @@ class ProgramRollout:
         seed = int(spec.rng.integers(2**63))
         session = self._gateway.open(task_id=str(task), group_id=spec.group_id, seed=seed)
         endpoint = ProgramSession(base_url=session.base_url, key=session.key, seed=seed)
-        run = self._source.start_run(endpoint, self._row(task))
+        row = dict(self._source.tasks[task])
+        run = self._source.start_run(endpoint, copy.deepcopy(row))  # which programs may modify
         self._running[key] = session, run
-        self._calls.submit(key, lambda: self._outcome(run, task))
+        self._calls.submit(key, lambda: self._outcome(run, row))
 
-    def _row(self, task: int) -> dict[str, Any]:
-        """Return a copy of a task, which programs may modify."""
-        return copy.deepcopy(dict(self._source.tasks[task]))
-
-    def _outcome(self, run: Run, task: int) -> Outcome:
+    def _outcome(self, run: Run, task: dict[str, Any]) -> Outcome:
         """Run the program and score its result; called in its own thread."""
         value = run.result()
         if self._source.score is not None:
-            value = resolve(self._source.score(self._row(task), value))
+            value = resolve(self._source.score(copy.deepcopy(task), value))
         return read_outcome(value)
 
     def _end_late_episodes(self) -> None:
@@ -212,30 +209,22 @@ def _reward_episode(session: Session, outcome: Outcome) -> Trajectory:
     by_role = {f"reward/{role}": reward for role, reward in rewards.items()}
     trajectory = session.close(metrics={**outcome.metrics, **by_role}, default_reason=reason)
     steps = trajectory.transitions
-    if (error := _check_roles(steps, rewards)) is not None:
-        return _as_fault(trajectory, error)
     last = {step.role: place for place, step in enumerate(steps)}
-    for role, place in last.items():
-        if role in rewards:  # at the role's last step, for this role alone
-            steps[place] = replace(
-                steps[place],
-                reward=rewards[role],
-                reward_terms={"outcome": rewards[role]},
-                info={**steps[place].info, "owns_reward": True},
-            )
-    return trajectory
-
-
-def _check_roles(steps: Sequence[Transition], rewards: Mapping[str, float]) -> RolloutError | None:
-    """Return an error if no rewarded role called the model; warn of lost rewards of others."""
-    callers = {step.role for step in steps}
-    silent = sorted(rewards.keys() - callers)
-    text = f"The roles {silent} are rewarded but never called the model. The callers were"
+    silent = sorted(rewards.keys() - last.keys())
+    text = f"The roles {silent} are rewarded but never called the model; {sorted(last)} did."
     if steps and len(silent) == len(rewards):
-        return RolloutError(f"{text} {sorted(callers)}.")
+        return _as_fault(trajectory, RolloutError(text))
     if steps and any(rewards[role] for role in silent):
-        warnings.warn(f"{text} {sorted(callers)}.", RuntimeWarning, stacklevel=2)
-    return None
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+    for role in rewards.keys() & last.keys():  # at the role's last step, for this role alone
+        step = steps[last[role]]
+        steps[last[role]] = replace(
+            step,
+            reward=rewards[role],
+            reward_terms={"outcome": rewards[role]},
+            info={**step.info, "owns_reward": True},
+        )
+    return trajectory
 
 
 def _fail_episode(session: Session, error: BaseException) -> Trajectory:

@@ -91,5 +91,3 @@ def test_programs_and_rewards_are_found_by_name_or_import_path():
         find_reward("exactmatch")
     with pytest.raises(UnknownNameError, match="cannot be imported"):
         find_program("no_such_module:run")
-    with pytest.raises(ConfigurationError, match=r"\(session, task\)"):
-        find_program("math:factorial")
