@@ -22,8 +22,8 @@ _EDGE: Final = "\udc01"
 _NAME: Final = "\ufdd0"
 """Delimits the template's control tokens in `_plain`; a noncharacter (Unicode, 23.7)."""
 _MARKUP: Final = re.compile(r"[<>\[\]{}|]")
-_TAG: Final = re.compile(r"</?(?!tool_res)[\w-]+>")
-"""Tags a model may write; ``<tool_response>`` and ``<tool_result>`` are never its own."""
+_TAG: Final = re.compile(r"</?(?![\w-]*(?:respon|result|output|observ))[\w-]+>", re.IGNORECASE)
+"""Tags a model may write; ``<tool_response>`` and the like are never its own."""
 
 
 class OwnMarkup(NamedTuple):

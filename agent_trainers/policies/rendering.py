@@ -27,7 +27,6 @@ _CACHED: Final = 256
 """Encoded texts: members of a group share the first state, and often get the same replies."""
 _MARK: Final = "\udc02"
 """Placeholder of a turn, to find the text around it; a lone surrogate, so in no message."""
-_CALL_ID: Final = "call00000"  # some templates ask for nine letters or digits
 _DUMMY: Final[Sequence[Message]] = (
     {"role": "user", "content": _MARK},
     {"role": "assistant", "content": f"{_MARK}{_MARK}"},
@@ -97,7 +96,17 @@ class ChatRenderer:
 
     def message_ids(self, messages: Sequence[Message], tools: Schemas) -> list[int]:
         """Return the tokens of the last message, a turn of the model with structured calls."""
-        return self.control_tokens.encode(self._last_turn(self._guard(messages), tools))
+        guarded, schemas = self._guard(messages), self.control_tokens.guard(tools)
+        before = self._apply_template(guarded[:-1], schemas)
+        whole = self._apply_template(guarded, schemas, add_generation_prompt=False)
+        if not whole.startswith(before):
+            raise ConfigurationError(
+                f"The chat template of {self.tokenizer.name_or_path!r} does not write a turn after "
+                "its generation prompt. Write the call into the message's content instead."
+            )
+        turn = whole[len(before) :]
+        ends = (e for i, _, e in self.control_tokens.find(turn) if i == self._end_of_turn)
+        return self.control_tokens.encode(turn[: next(ends, len(turn))])
 
     def note_ids(self, text: str) -> list[int]:
         """Return the tokens of a text in a message that may quote the model's turns."""
@@ -112,19 +121,6 @@ class ChatRenderer:
                 "plain text, so the place of a skill is unknown. Leave SkillDistillation out."
             )
         return max((i for i, id in enumerate(prompt_ids) if id == end), default=None)
-
-    def _last_turn(self, messages: Sequence[Message], tools: Schemas) -> str:
-        schemas = self.control_tokens.guard(tools)
-        before = self._apply_template(messages[:-1], schemas)
-        whole = self._apply_template(messages, schemas, add_generation_prompt=False)
-        if not whole.startswith(before):
-            raise ConfigurationError(
-                f"The chat template of {self.tokenizer.name_or_path!r} does not write a turn after "
-                "its generation prompt. Write the call into the message's content instead."
-            )
-        turn = whole[len(before) :]
-        ends = (e for i, _, e in self.control_tokens.find(turn) if i == self._end_of_turn)
-        return turn[: next(ends, len(turn))]
 
     def decode(self, completion_ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(completion_ids), skip_special_tokens=True))
@@ -216,19 +212,15 @@ class ChatRenderer:
 
     def _guard(self, messages: Sequence[Message]) -> list[Message]:
         """Guard the texts of messages; the model's own turns may contain its markup."""
-        guard = self.control_tokens.guard
-        return [
-            cast(
-                Message,
-                {
-                    name: guard(value, self._own_markup)
-                    if message["role"] == "assistant" and name in _OWN_FIELDS
-                    else guard(value)
-                    for name, value in message.items()
-                },
-            )
-            for message in messages
-        ]
+        guard, guarded = self.control_tokens.guard, []
+        for message in messages:
+            own = _OWN_FIELDS if message["role"] == "assistant" else ()
+            texts = {
+                name: guard(value, self._own_markup if name in own else None)
+                for name, value in message.items()
+            }
+            guarded.append(cast(Message, texts))
+        return guarded
 
     @functools.cached_property
     def _end_of_turn(self) -> int:
@@ -239,29 +231,10 @@ class ChatRenderer:
 
     @functools.cached_property
     def _own_markup(self) -> OwnMarkup:
-        """Markup that a model writes in a turn, such as ``<tool_call>``.
-
-        ``<tool_response>`` is not: the template puts it around a tool's result.
-        """
-        call = {"id": _CALL_ID, "type": "function", "function": {"name": "f", "arguments": {}}}
-        messages: Any = [
-            _QUESTION,
-            {"role": "assistant", "content": "", "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": _CALL_ID, "name": "f", "content": _MARK},
-        ]
-        tags, opened = self.control_tokens.tags, ""
-        try:
-            prompt = self._apply_template([_QUESTION], None).rstrip()
-            opened = next((tag[1:-1] for tag in tags if prompt.endswith(tag)), "")
-            text = self._apply_template(messages, None, add_generation_prompt=False)
-        except Exception:  # noqa: BLE001 - foreign code: it may not support tools
-            return OwnMarkup(tags, opened)
-        before, mark, after = text.partition(_MARK)
-        written = [before[start:end] for _, start, end in self.control_tokens.find(before)][-1:]
-        found = next(self.control_tokens.find(after), None)
-        if mark and found is not None:
-            written.append(after[found[1] : found[2]])
-        return OwnMarkup(tags - set(written), opened)
+        """Markup that a model writes in a turn, such as ``<tool_call>``."""
+        tags = self.control_tokens.tags
+        prompt = self._apply_template([_QUESTION], None).rstrip()
+        return OwnMarkup(tags, next((tag[1:-1] for tag in tags if prompt.endswith(tag)), ""))
 
 
 def _key(messages: Sequence[Message], tools: Schemas) -> str:
