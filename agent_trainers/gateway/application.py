@@ -29,12 +29,12 @@ from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from agent_envs.formats.actions import STRICT_JSON
-from agent_trainers.gateway.conversation import Turn
 from agent_trainers.gateway.requests import (
     CHAT_PARAMETERS,
     RESPONSES_PARAMETERS,
     ApiError,
     Request,
+    Turn,
     parse_request,
 )
 from agent_trainers.gateway.session import Session

@@ -12,8 +12,16 @@ import numpy as np
 
 from agent_envs.core.tool import Tool
 from agent_envs.errors import AgentEnvsError
-from agent_trainers.gateway.conversation import Turn, TurnEnd, read_calls, read_conversation
-from agent_trainers.gateway.requests import ApiError, ApiMessage, Request, read_tools
+from agent_trainers.gateway.requests import (
+    ApiError,
+    ApiMessage,
+    Request,
+    Turn,
+    TurnEnd,
+    read_calls,
+    read_conversation,
+    read_tools,
+)
 from agent_trainers.policies.control_tokens import clean
 from agent_trainers.policies.policy import Generation, GenerationRequest, Usage
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
@@ -101,15 +109,15 @@ class Session:
         with self._lock:
             return bool(self._turns) and self._turns[-1].finish_reason == "length"
 
-    def reward(self, reward: Reward, *, reply_id: str | None = None) -> None:
-        """Add to the reward of the newest turn, or of the one whose reply has the id `reply_id`.
+    def reward(self, reward: Reward) -> None:
+        """Add to the reward of the newest turn.
 
         It is a number, which is the term ``process``, or one number per reward term.
         """
         with self._lock:
             if self._trajectory is not None:
                 raise SessionClosedError("The session is closed: reward turns before closing it.")
-            self._add_reward(reward, "process", reply_id)
+            self._add_reward(reward, "process")
 
     def close(
         self,
@@ -267,16 +275,14 @@ class Session:
         self._failure = None
         return turn
 
-    def _add_reward(self, reward: Reward, term: str, reply_id: str | None = None) -> None:
+    def _add_reward(self, reward: Reward, term: str) -> None:
         terms = reward if isinstance(reward, Mapping) else {term: reward}
         for name, value in terms.items():
             if not isinstance(value, bool | int | float) or not math.isfinite(value):
                 raise ValueError(f"The reward {name!r} is {value!r}; it must be a finite number.")
-        turns = [turn for turn in self._turns if reply_id in (None, turn.reply_id)]
-        if not turns:
-            what = "no turn yet" if reply_id is None else f"no turn of a reply {reply_id!r}"
-            raise ValueError(f"There is {what} to reward.")
-        totals = turns[-1].transition.reward_terms
+        if not self._turns:
+            raise ValueError("There is no turn yet to reward.")
+        totals = self._turns[-1].transition.reward_terms
         for name, value in terms.items():
             totals[name] = totals.get(name, 0.0) + float(value)
 
