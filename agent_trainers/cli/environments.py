@@ -23,9 +23,8 @@ from agent_envs.core.command_line import json_object
 from agent_envs.core.tool_env import ENDLESS
 from agent_envs.errors import AgentEnvsError, ConfigurationError
 from agent_trainers.policies.rendering import ChatRenderer
-from agent_trainers.programs.program import REWARDS
+from agent_trainers.programs.program import REWARDS, RUNNERS
 from agent_trainers.programs.rollout import ProgramTasks
-from agent_trainers.programs.runners import RUNNERS
 from agent_trainers.rollout.environments import read_reset, template_tools
 from agent_trainers.tasks.env_members import EnvMember, name_members, read_members
 

@@ -23,12 +23,13 @@ from agent_trainers.programs.program import (
     Outcome,
     Program,
     ProgramSession,
+    Run,
     ScoreAnswer,
     check_role,
     find_reward,
+    make_runner,
     read_outcome,
 )
-from agent_trainers.programs.runners import Run, make_runner
 from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.trajectory import StopReason, Trajectory
 

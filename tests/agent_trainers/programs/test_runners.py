@@ -7,8 +7,7 @@ import psutil
 import pytest
 
 from agent_envs.errors import ConfigurationError, RolloutError
-from agent_trainers.programs.program import ProgramSession
-from agent_trainers.programs.runners import isolation_prefix, make_runner
+from agent_trainers.programs.program import ProgramSession, isolation_prefix, make_runner
 
 SESSION = ProgramSession(base_url="http://127.0.0.1:1/v1", key="k1", seed=3)
 TASK = {"question": "who ?", "n": 2}
