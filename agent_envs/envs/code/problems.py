@@ -150,8 +150,7 @@ class HumanEvalEnv(CodeEnv):
 
     Task: complete a function, given its signature and docstring; the public tests are the examples
     in the docstring that are plain Python. Tools and rewards: see `CodeEnv`. The episode ends with
-    an answer, or at the turn limit (6 turns unless ``max_episode_steps=`` says otherwise). Hub:
-    ``openai/openai_humaneval``.
+    an answer.
 
     Version history: v0, first version.
     """
@@ -198,8 +197,7 @@ class MBPPEnv(CodeEnv):
 
     Task: write a function from a sentence. The first test is public, which also shows the
     function's name; all of them, and the challenge tests, are the hidden ones. Tools and rewards:
-    see `CodeEnv`. The episode ends with an answer, or at the turn limit (6 turns unless
-    ``max_episode_steps=`` says otherwise). Hub: ``google-research-datasets/mbpp``, full.
+    see `CodeEnv`. The episode ends with an answer.
 
     Version history: v0, first version.
     """

@@ -63,10 +63,6 @@ class GameSpec(NamedTuple):
         return zlib.crc32(f"{self.task} {self.variation} {self.simplifications}".encode())
 
 
-class _EngineDied(Exception):
-    """The Java process ended, or did not answer in time."""
-
-
 class _Engine:
     """A Java process with the simulator."""
 
@@ -122,7 +118,10 @@ class _Engine:
                 raise  # an exception of the simulator itself; the process continues
             except (Py4JError, OSError) as error:
                 self.stop()
-                raise _EngineDied(f"{type(error).__name__}: {error}") from error
+                raise ServerError(
+                    f"The Java process of ScienceWorld died ({type(error).__name__}: {error}). "
+                    "Check the machine's memory: it takes up to 2 GB."
+                ) from error
 
     def stop(self) -> None:
         """End the process."""
@@ -189,27 +188,17 @@ class Game:
         """Return the result of a call of the package's interface; `number` is part of the seed.
 
         Raises:
-            ServerError: If the Java process dies twice.
+            ServerError: If the Java process dies during the call; the next one starts another.
         """
-        for is_last in (False, True):
-            try:
-                if self._engine is None or not self._engine.is_usable:
-                    self._start()
-                assert self._engine is not None  # noqa: S101 - set by `_start`
-                return self._engine.ask(self.spec.seed + number, lambda: call(self._interface))
-            except _EngineDied as error:
-                if is_last:
-                    raise ServerError(
-                        f"The Java process of ScienceWorld died twice at the same action ({error})."
-                        " Check the machine's memory: it takes up to 2 GB."
-                    ) from error
-        raise AssertionError
+        if self._engine is None or not self._engine.is_usable:
+            self._engine = self._start()
+        return self._engine.ask(self.spec.seed + number, lambda: call(self._interface))
 
     def close(self) -> None:
         self._engine = self._interface = None
         self._release()
 
-    def _start(self) -> None:
+    def _start(self) -> _Engine:
         self.close()
         engine, seed = _shared_engine(), self.spec.seed
         interface = engine.load(self.spec, with_gold_actions=False)
@@ -218,7 +207,8 @@ class Game:
         engine.ask(seed + 1, lambda: interface.reset())
         for number, action in enumerate(self.actions, start=_FIRST_ACTION):
             engine.ask(seed + number, functools.partial(interface.step, action))
-        self._engine, self._interface = engine, interface
+        self._interface = interface
+        return engine
 
 
 @functools.lru_cache(maxsize=1024)

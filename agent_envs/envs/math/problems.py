@@ -139,8 +139,7 @@ class GSM8KEnv(MathEnv):
 
     Task: a word problem of grade school; the answer is a number. Tools and rewards: see `MathEnv`;
     the values of ``intermediate_value`` are those that the solution marks ``<<a=b>>``. Metric
-    ``official_match``: GSM8K's own rule. The episode ends with an answer, or at the turn limit (8
-    turns unless ``max_episode_steps=`` says otherwise). Hub: ``openai/gsm8k``, main.
+    ``official_match``: GSM8K's own rule. The episode ends with an answer.
 
     Version history: v0, first version.
     """
@@ -179,9 +178,8 @@ class MATHEnv(MathEnv):
     """MATH (Hendrycks et al., 2021, arXiv 2103.03874) as an environment.
 
     Task: a competition problem; the answer is in LaTeX. Tools and rewards: see `MathEnv`; reference
-    solutions mark no intermediate values. The episode ends with an answer, or at the turn limit (8
-    turns unless ``max_episode_steps=`` says otherwise). Hub: ``HuggingFaceH4/MATH-500``; files of
-    the full test set are read too.
+    solutions mark no intermediate values. The episode ends with an answer. Files of the full test
+    set are read too.
 
     Version history: v0, first version.
     """

@@ -49,7 +49,7 @@ class ReasoningGymEnv(ToolEnv):
     ``game_of_life_halting``, whose rule gives any answer a full score. Tools: none, or the
     ``calculator`` with ``tools=["calculator"]``. Reward terms: ``score`` at the end (outcome), the
     task's own rule; ``format`` on the way (process). Success is a full score. The episode ends with
-    an answer, or at the turn limit (4 turns unless ``max_episode_steps=`` says otherwise).
+    an answer.
 
     Version history: v0, first version.
     """

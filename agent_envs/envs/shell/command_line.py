@@ -36,7 +36,7 @@ class CommandLineEnv(ToolEnv):
     is strict; ``share_right`` is the share of right files; tasks with conflicting state also have a
     ``partial_score``, the share of checks that hold, down to single lines, with one check for all
     that must not change. Additional files do no harm. The episode ends with the answer, or at the
-    turn limit (8 turns unless ``max_episode_steps=`` says otherwise).
+    turn limit.
 
     Version history: v0, first version.
     """

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -156,10 +156,7 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
         return actions
 
 
-Given = TypeVar("Given", int, str)
-
-
-def _several(given: Given | Sequence[Given]) -> tuple[Given, ...]:
+def _several(given: Any) -> tuple[Any, ...]:
     return (given,) if isinstance(given, int | str) else tuple(given)
 
 
