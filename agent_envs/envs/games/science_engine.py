@@ -188,11 +188,16 @@ class Game:
         """Return the result of a call of the package's interface; `number` is part of the seed.
 
         Raises:
-            ServerError: If the Java process dies during the call; the next one starts another.
+            ServerError: If the Java process dies twice.
         """
+        seed = self.spec.seed + number
         if self._engine is None or not self._engine.is_usable:
             self._engine = self._start()
-        return self._engine.ask(self.spec.seed + number, lambda: call(self._interface))
+        try:
+            return self._engine.ask(seed, lambda: call(self._interface))
+        except ServerError:  # it died: once more, in a new process
+            self._engine = self._start()
+            return self._engine.ask(seed, lambda: call(self._interface))
 
     def close(self) -> None:
         self._engine = self._interface = None
