@@ -1,12 +1,14 @@
-"""How programs are started: the levels ``limits`` and ``container``, and the start of our modules.
+"""Levels of isolation: how their supervisors are started.
 
-Modules are sent as text over standard input. So a sandbox needs no file of ours, and neither the
-command line nor a traceback shows where this package is installed.
+``strong``: namespaces, a read-only view of the system, and a system-call filter. A zygote
+(`agent_envs.sandbox.zygote`) is started once and forks per program. Nothing has to be installed;
+the Linux kernel must let this user create namespaces.
+
+``container``, by docker or podman, is for machines without that; it starts much slower.
 
 ``limits`` hides nothing: the program has the network, and this user's files and rights. Its
 environment is clean, its directory is separate, and its processes end with it, unless it actively
-evades that. ``container``, by docker or podman, is for machines without namespaces for their users;
-it starts much slower than ``strong``.
+evades that.
 """
 
 import contextlib
@@ -17,15 +19,20 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from agent_envs.errors import SandboxError, SandboxUnavailableError
 from agent_envs.sandbox.archive import remove_tree
+from agent_envs.sandbox.execution import Execution
 from agent_envs.sandbox.results import Level, Limits
+from agent_envs.sandbox.seccomp import build_filter
 
+# Modules are sent as text over standard input. So a sandbox needs no file of ours, and neither the
+# command line nor a traceback shows where this package is installed.
 BOOTSTRAP: Final = """
 import json, os, sys
 def read(length):
@@ -53,7 +60,6 @@ ENVIRONMENT: Final = {
 """All the variables that a program sees."""
 PYTHON_FLAGS: Final = ("-P", "-s", "-S", "-B", "-X", "utf8")
 """As ``-I -S``, but with our environment variables: they fix the order of sets for every run."""
-ENGINES: Final = ("docker", "podman")
 DEFAULT_IMAGE: Final = f"python:{sys.version_info.major}.{sys.version_info.minor}-slim"
 _PACKAGE: Final = "agent_envs.sandbox"
 _MODULES: Final = ("judging", "program", "archive", "usage", "supervisor")
@@ -61,13 +67,112 @@ _PROBE_SECONDS: Final = 30.0
 _END_SECONDS: Final = 20.0
 _SUPERVISOR_MB: Final = 64
 _SUPERVISOR_PROCESSES: Final = 4
+_START_SECONDS: Final = 30.0
+_OLDEST_KERNEL: Final = (5, 14)
+"""From this version on, the limit on processes counts per user namespace, so per program."""
+UNAVAILABLE_TEXT: Final = (
+    "This machine offers no strong isolation for untrusted code ({reason}). It needs Linux 5.14 "
+    "or newer and user namespaces for this user; nothing has to be installed. To allow them: on "
+    "Ubuntu `sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0`, on older Debian `sudo "
+    "sysctl -w kernel.unprivileged_userns_clone=1`, in Docker `--security-opt seccomp=unconfined "
+    "--security-opt systempaths=unconfined --cap-add SYS_ADMIN`. Or accept another level: "
+    "level='container' runs each program with docker or podman, and level='limits' only limits "
+    "time and memory and hides nothing: for code you trust."
+)
 
+PROBE: Final = """
+import json, os, socket, sys
+seen = []
+def attempt(sight, function, *arguments):
+    try:
+        function(*arguments)
+        seen.append(sight)
+    except OSError:
+        pass
+attempt("a file of the host", open, CANARY)
+for family in (socket.AF_INET, socket.AF_UNIX):
+    attempt("a socket", socket.socket, family)
+for path in ("/probe", "/usr/probe", "/etc/probe", "/dev/probe", "/proc/probe"):
+    attempt(f"write access to {path}", open, path, "w")
+if os.getppid() != 1 or [n for n in os.listdir("/proc") if n.isdigit()] != [str(os.getpid())]:
+    seen.append("other processes")
+status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+rights = [status[name].strip().lstrip("0") for name in ("CapEff", "NoNewPrivs", "Seccomp")]
+if os.getuid() == 0 or rights != ["", "1", "2"]:
+    seen.append("more rights than it should")
+print(json.dumps(seen))
+"""
+"""Tries to see what it must not see; `StrongLauncher` requires that it finds nothing."""
 
 Started: TypeAlias = tuple[socket.socket, Callable[[], object]]
 """The connection to a supervisor, which waits for its request there, and what cleans up.
 
 A launcher's method `start` returns it, and raises `SandboxError` if that is impossible.
 """
+
+
+class StrongLauncher:
+    """Starts each program in its own namespaces."""
+
+    level: Level = "strong"
+
+    def __init__(self) -> None:
+        """Start the zygote and test it; raise SandboxUnavailableError if that is impossible."""
+        self._owner = os.getpid()
+        self._lock = threading.Lock()
+        if sys.platform != "linux":
+            raise _unavailable(f"this is {sys.platform}, not Linux")
+        release = os.uname().release
+        if tuple(map(int, release.split("-")[0].split(".")[:2])) < _OLDEST_KERNEL:
+            raise _unavailable(f"its kernel is {release}")
+        self._is_closed = False
+        self._config = {"home": str(Path.home()), "seccomp": build_filter().hex()}
+        self._process, self._socket = _start_zygote(self._config)
+        try:
+            self._test()
+        except BaseException:
+            self.close()
+            raise
+
+    def start(self, limits: Limits) -> Started:
+        """Let the zygote fork; the supervisor sets the limits."""
+        del limits
+        control, theirs = socket.socketpair()
+        with theirs, self._lock:
+            if self._is_closed:
+                control.close()
+                raise SandboxError("The sandbox is closed.")
+            try:
+                socket.send_fds(self._socket, [b"r"], [theirs.fileno()])
+            except OSError:  # someone killed the zygote: the machine, out of memory, perhaps
+                self._end_zygote()
+                self._process, self._socket = _start_zygote(self._config)
+                socket.send_fds(self._socket, [b"r"], [theirs.fileno()])
+        return control, lambda: None  # the scratch directory disappears with its namespace
+
+    def close(self) -> None:
+        """End the zygote; every program ends with it."""
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                self._end_zygote()
+
+    def _end_zygote(self) -> None:
+        self._socket.close()
+        if self._owner == os.getpid():  # not in a fork of the process that owns it
+            end_process(self._process, _START_SECONDS)
+
+    def _test(self) -> None:
+        """Run `PROBE`: whether isolation holds is tested, not assumed."""
+        with tempfile.NamedTemporaryFile(prefix="agent-envs-canary-") as canary:
+            source, limits = f"CANARY = {canary.name!r}\n{PROBE}", Limits(wall_seconds=20.0)
+            try:
+                with Execution(self, "python", source, limits) as probe:
+                    result = probe.finish()
+            except SandboxError as error:
+                raise _unavailable(str(error)) from None
+        if result.status != "ok" or json.loads(result.stdout):
+            raise _unavailable(f"a probe found {result.stdout.strip()} {result.stderr[-300:]}")
 
 
 class PlainLauncher:
@@ -126,20 +231,16 @@ class ContainerLauncher(PlainLauncher):
 
     def __init__(self, image: str = DEFAULT_IMAGE) -> None:
         """Look for an engine that has the image; raise SandboxUnavailableError without one."""
-        found = [path for name in ENGINES if (path := shutil.which(name))]
-        self._engine = next((path for path in found if _succeeds([path, "info"])), "")
+        found = [path for name in ("docker", "podman") if (path := shutil.which(name))]
+        inspect = ["image", "inspect", image]
+        self._engine = next((path for path in found if _succeeds([path, *inspect])), "")
         self._image = image
         if not self._engine:
-            reason = f"`{found[0]} info` fails" if found else "neither is installed"
             raise SandboxUnavailableError(
-                f"level='container' needs a working docker or podman ({reason}), e.g. by `apt "
-                "install podman`. Or use level='strong', which needs nothing installed, or, for "
-                "code you trust, level='limits'."
-            )
-        if not _succeeds([self._engine, "image", "inspect", image]):
-            raise SandboxUnavailableError(
-                f"level='container': there is no image {image!r}. Get it with `{self._engine} pull "
-                f"{image}`, or name another one with Python 3.11 or newer with image=."
+                f"level='container' needs docker or podman (here: {', '.join(found) or 'neither'}) "
+                f"with the image {image!r}. Get it with `docker pull {image}`, or name another one "
+                "with Python 3.11 or newer with image=. Or use level='strong', which needs nothing "
+                "installed, or, for code you trust, level='limits'."
             )
 
     def start(self, limits: Limits) -> Started:
@@ -178,14 +279,12 @@ def start_module(
     text = json.dumps({"main": f"{_PACKAGE}.{module}", "config": config, "modules": modules})
     ours, theirs = socket.socketpair()
     streams = {"stdin": theirs, "stdout": theirs, "stderr": subprocess.DEVNULL, **options}
-    try:
-        # In a session of its own: an interrupt at the terminal is for the host alone.
-        process = subprocess.Popen(command, start_new_session=True, **streams)  # noqa: S603
-    except BaseException:
-        ours.close()
-        raise
-    finally:
-        theirs.close()
+    with theirs:
+        try:  # in a session of its own: an interrupt at the terminal is for the host alone
+            process = subprocess.Popen(command, start_new_session=True, **streams)  # noqa: S603
+        except BaseException:
+            ours.close()
+            raise
     with contextlib.suppress(OSError):  # it ended; the caller notices
         ours.sendall(f"{len(text):010d}{text}".encode())
     return process, ours
@@ -211,3 +310,35 @@ def _succeeds(command: Sequence[str]) -> bool:
     except (OSError, subprocess.SubprocessError):
         return False
     return True
+
+
+def _start_zygote(config: dict[str, Any]) -> tuple["subprocess.Popen[bytes]", socket.socket]:
+    process, ours = start_module(
+        python_command(), "zygote", config,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=ENVIRONMENT, cwd="/",
+    )  # fmt: skip
+    ours.settimeout(_START_SECONDS)
+    assert process.stderr is not None  # noqa: S101 - it is a pipe
+    answer = b""
+    with process.stderr as stderr:
+        with contextlib.suppress(OSError):
+            answer = ours.recv(1)
+        if not answer:
+            ours.close()
+            end_process(process, _START_SECONDS)
+            os.set_blocking(stderr.fileno(), False)  # a child of the zygote may keep it open
+            reason = (stderr.read() or b"").decode(errors="replace").strip().rpartition("\n")[2]
+            raise _unavailable(reason or "the sandbox's process did not start")
+    ours.settimeout(None)
+    return process, ours
+
+
+def _unavailable(reason: str) -> SandboxUnavailableError:
+    return SandboxUnavailableError(UNAVAILABLE_TEXT.format(reason=reason))
+
+
+LAUNCHERS: Final[Mapping[str, Callable[..., Any]]] = {
+    "strong": StrongLauncher,
+    "container": ContainerLauncher,
+    "limits": PlainLauncher,
+}

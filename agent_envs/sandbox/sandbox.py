@@ -3,22 +3,15 @@
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 from agent_envs.core.lookup import lookup
 from agent_envs.errors import ConfigurationError
 from agent_envs.sandbox.execution import Execution, Files
-from agent_envs.sandbox.launching import ContainerLauncher, PlainLauncher
+from agent_envs.sandbox.launching import LAUNCHERS
 from agent_envs.sandbox.results import Level, Limits, Result, Verdict
-from agent_envs.sandbox.strong import StrongLauncher
-
-LAUNCHERS: Final[Mapping[str, Callable[..., Any]]] = {
-    "strong": StrongLauncher,
-    "container": ContainerLauncher,
-    "limits": PlainLauncher,
-}
 
 _CLOSED_TEXT: Final = "The session has ended, and its variables are gone."
 
