@@ -133,9 +133,8 @@ def check_command(words):  # noqa: C901
     elif program == "agent-r1-sft":
         sft.make_parser(arguments).read(arguments)
     elif program in OPTIONS_OF:
-        arguments = (
-            name_file(arguments) if "trajectories" in vars(OPTIONS_OF[program]) else arguments
-        )
+        if program.startswith("agent_trainers.experimental"):
+            arguments = name_file(arguments)
         CommandParser((OPTIONS_OF[program],), program=program).read(arguments)
     elif program == "agent-r1-bench" or arguments[:2] == ["-m", "agent_leaderboard"]:
         given = arguments if program == "agent-r1-bench" else arguments[2:]

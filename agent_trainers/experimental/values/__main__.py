@@ -113,7 +113,7 @@ def run(arguments: Sequence[str]) -> None:
         f"{measured.mean_squared_error_of_mean:.3f}), correlation {measured.correlation:.3f}, "
         f"calibration error {measured.calibration_error:.3f}"
     )
-    notify(f"Search with it: python -m agent_trainers.experimental.search --value {folder}")
+    notify(f"Choose with it: python -m agent_trainers.experimental.search FILE --value {folder}")
     notify(f"Initialise PPO with it: agent-r1-train --algorithm step_ppo --critic_model {folder}")
 
 
