@@ -7,7 +7,7 @@ tasks run in portions that are saved when they are done; the same command resume
 import contextlib
 import functools
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +23,6 @@ from agent_envs.errors import ConfigurationError
 from agent_envs.scoring.statistics import wilson_interval
 from agent_trainers.cli.arguments import check_range, notifier, parse, run_command
 from agent_trainers.cli.environments import (
-    Environment,
     ProgramArguments,
     check_program,
     evaluation_defaults,
@@ -173,58 +172,34 @@ def collect(arguments: Sequence[str]) -> None:
     check_range(options, "at least 1", lambda value: value >= 1, "keep", "tasks_at_once")
     check_output("--output", options.output, is_trajectories=True)
     output = Path(options.output)
+    if output.exists():
+        raise ConfigurationError(f"--output: {output} exists. Choose another name.")
     parts = output.with_name(f"{output.name}.parts")
-    with open_portions(options, parts, "--output", output, notify) as environment:
+    env_kwargs = json_object(options.env_kwargs, "--env_kwargs")
+    settings = settings_of({"env": options.env, "env_kwargs": env_kwargs}, options)
+    kept: list[Trajectory] = []
+    with open_run(parts, settings, notify, resume=parts.is_dir(), option="--output") as begin:
+        environment = open_environment(options, notify)
+        begin()
+        tasks = first_tasks(environment.num_tasks, options.num_tasks)
         with open_policy(options, environment) as policy:
-
-            def play(tasks: Sequence[int]) -> list[Trajectory]:
-                with contextlib.closing(Rollout(environment.make_env, policy)) as rollout:
-                    specs = plan_samples(tasks, options.samples_per_task, options.seed)
-                    episodes = rollout.collect(specs)
-                check_episodes(episodes)  # before saving, so that a failed portion runs again
-                return _best(episodes, options)
-
-            kept = play_portions(options, environment, parts, play)
+            for first in tqdm(range(0, len(tasks), options.tasks_at_once), unit="portion"):
+                part = parts / f"{first:06d}.jsonl.gz"
+                if not part.exists():
+                    portion = tasks[first : first + options.tasks_at_once]
+                    specs = plan_samples(portion, options.samples_per_task, options.seed)
+                    with contextlib.closing(Rollout(environment.make_env, policy)) as rollout:
+                        episodes = rollout.collect(specs)
+                    check_episodes(episodes)  # before saving, so that a failed portion runs again
+                    save_trajectories(part, _best(episodes, options))
+                kept += load_trajectories(part)
         save_trajectories(output, kept)
     shutil.rmtree(parts)
     num_solved = len({t.group_id for t in kept if t.success})
-    num_tasks = len(first_tasks(environment.num_tasks, options.num_tasks))
-    notify(f"{len(kept)} episodes of {num_tasks} tasks, {num_solved} of them solved: {output}")
+    notify(f"{len(kept)} episodes of {len(tasks)} tasks, {num_solved} of them solved: {output}")
     if kept:
         hint = f" --env {options.env}" if "tool_format" not in environment.env_kwargs else ""
         notify(f"Train on them with: agent-r1-sft --trajectories {output}{hint}")
-
-
-@contextlib.contextmanager
-def open_portions(
-    options: Any, folder: Path, option: str, result: Path, notify: Callable[[str], None]
-) -> Iterator[Environment]:
-    """Lock the folder of a command that plays in portions, and open its environment."""
-    if result.exists():
-        raise ConfigurationError(f"{option}: {result} exists. Choose another name.")
-    env_kwargs = json_object(options.env_kwargs, "--env_kwargs")
-    settings = settings_of({"env": options.env, "env_kwargs": env_kwargs}, options)
-    with open_run(folder, settings, notify, resume=folder.is_dir(), option=option) as begin:
-        environment = open_environment(options, notify)
-        begin()
-        yield environment
-
-
-def play_portions(
-    options: Any,
-    environment: Environment,
-    parts: Path,
-    play: Callable[[Sequence[int]], list[Trajectory]],
-) -> list[Trajectory]:
-    """Return what `play` returns for all portions of the tasks, from its file if it was played."""
-    tasks = first_tasks(environment.num_tasks, options.num_tasks)
-    played: list[Trajectory] = []
-    for first in tqdm(range(0, len(tasks), options.tasks_at_once), unit="portion"):
-        part = parts / f"{first // options.tasks_at_once:06d}.jsonl.gz"
-        if not part.exists():
-            save_trajectories(part, play(tasks[first : first + options.tasks_at_once]))
-        played += load_trajectories(part)
-    return played
 
 
 def _best(episodes: Sequence[Trajectory], options: CollectArguments) -> list[Trajectory]:

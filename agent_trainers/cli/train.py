@@ -36,7 +36,6 @@ from agent_trainers.cli.arguments import (
     read_config,
     run_command,
 )
-from agent_trainers.cli.dry_run import dry_run
 from agent_trainers.cli.environments import (
     DEFAULT_ENV,
     OF_PROGRAMS,
@@ -48,7 +47,7 @@ from agent_trainers.cli.environments import (
 from agent_trainers.cli.launch import launch_command, leave_process_group, supervise
 from agent_trainers.cli.output_folder import EVALUATION_FILE, open_run, settings_of
 from agent_trainers.cli.policies import EMBEDDED, ModelArguments, model_path, refused_settings
-from agent_trainers.cli.results import SampleCollector, write_results
+from agent_trainers.cli.results import SampleCollector, dry_run, write_results
 from agent_trainers.monitoring.live_view import show_progress
 from agent_trainers.policies.models import keep_to_one_thread, load_tokenizer
 from agent_trainers.recipes import ACCELERATE_CONFIGS, FOLDER, RECIPES, find_recipe, find_settings

@@ -1,10 +1,14 @@
-"""Tiny policies for any environment with reference actions.
+"""Make a tiny policy for an environment: ``python -m agent_trainers.tiny_policy``.
 
 Supervised training on correct demonstrations teaches what they can, then training on careless ones
 reduces the success again, so that the policy fails by habit, which reinforcement learning corrects.
 A policy that cannot copy a name does not learn that from rewards.
 """
 
+import argparse
+import functools
+import shlex
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -26,10 +30,18 @@ from transformers import (
     TrainingArguments,
 )
 
+from agent_envs.core.command_line import json_object
 from agent_envs.data.files import write_text
 from agent_envs.errors import ConfigurationError
 from agent_trainers.batching.rows import make_rows
-from agent_trainers.cli.environments import Environment, first_tasks, hold_out
+from agent_trainers.checkpointing.checkpoints import check_writable
+from agent_trainers.cli.arguments import check_range, run_command
+from agent_trainers.cli.environments import (
+    Environment,
+    first_tasks,
+    hold_out,
+    inspect_environment,
+)
 from agent_trainers.policies import Policy
 from agent_trainers.policies.local import transformers_policy
 from agent_trainers.policies.policy import Schemas
@@ -41,6 +53,7 @@ from agent_trainers.rollout.evaluation import evaluate_policy
 from agent_trainers.tiny_policy import TINY_POLICY
 from agent_trainers.trajectory import Trajectory, Transition
 
+PROGRAM: Final = "python -m agent_trainers.tiny_policy"
 PAD, START, END = "<pad>", "<|im_start|>", "<|im_end|>"
 VOCABULARY: Final = 2000
 MAX_CONTEXT: Final = 4096
@@ -50,6 +63,45 @@ P_CORRECT_TURN: Final = 0.5
 """Probability of each turn of a careless demonstration to be correct."""
 NUM_HELD_OUT: Final = 48
 TOKENS_PER_STEP: Final = 6000
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Make a policy that knows an environment's words and some of its answers, and save it."""
+    parser = argparse.ArgumentParser(prog=PROGRAM, description=run.__doc__)
+    add = parser.add_argument
+    add("--env", required=True, help="Gymnasium id, such as my_module:MyEnv-v0")
+    add("--env_kwargs", help="the environment's keyword arguments as JSON")
+    add("--output", type=Path, default=Path("runs/tiny_policy"), help="folder to write")
+    add("--seed", type=int, default=0, help="seed of weights and demonstrations")
+    add("--num_tasks", type=int, default=256, help="demonstrated tasks at most")
+    add("--num_steps", type=int, default=600, help="updates of supervised training at most")
+    add("--success", type=float, default=0.4,
+        help="success at most before reinforcement learning")  # fmt: skip
+    options = parser.parse_args(arguments)
+    check_range(options, "at least 1", lambda value: value >= 1, "num_tasks", "num_steps")
+    check_range(options, "in [0, 1]", lambda value: 0 <= value <= 1, "success")
+    output = options.output
+    if output.is_dir() and any(output.iterdir()) and not (output / MODEL_RECIPE).is_file():
+        raise ConfigurationError(
+            f"--output {output}: exists and is not a tiny policy. Choose another folder."
+        )
+    check_writable(output, "--output")
+    env_kwargs = json_object(options.env_kwargs, "--env_kwargs")
+    source = EnvironmentSource(inspect_environment(options.env, env_kwargs))
+    reached = make_tiny_policy(
+        source, output, seed=options.seed, num_tasks=options.num_tasks,
+        num_steps=options.num_steps, success=options.success,
+    )  # fmt: skip
+    sys.stdout.write(f"{output}: solves {reached:.0%} of held-out tasks.\n")
+    if reached == 0.0:
+        sys.stdout.write(
+            "Reinforcement learning would have nothing to reward: increase --num_steps or "
+            "--num_tasks, or make the first tasks easier.\n"
+        )
+    kwargs = f" --env_kwargs {shlex.quote(options.env_kwargs)}" if options.env_kwargs else ""
+    sys.stdout.write(
+        f"Train it with: agent-r1-train --env {options.env}{kwargs} --model {output}\n"
+    )
 
 
 class EnvironmentSource:
@@ -257,3 +309,7 @@ class _EndWhen(TrainerCallback):  # type: ignore[misc] # transformers is untyped
         if state.global_step % self._every == 0 or state.global_step == state.max_steps:
             self.solved = self._measure()
             control.should_training_stop |= self._is_over(self.solved)
+
+
+main = functools.partial(run_command, PROGRAM, run)
+"""Run the command with arguments, by default those of this process."""

@@ -5,8 +5,8 @@ import torch
 
 from agent_envs import ConfigurationError
 from agent_trainers.cli import train
-from agent_trainers.cli.dry_run import dry_run
 from agent_trainers.cli.environments import read_source
+from agent_trainers.cli.results import dry_run
 from agent_trainers.cli.train import parse_arguments
 
 SHORT = ["--num_generations", "4", "--per_device_train_batch_size", "8", "--save_strategy", "no"]
