@@ -1,1 +1,1 @@
-"""Checkpoints that appear whole, and runs that end when asked to."""
+"""Checkpoints that are complete or absent."""

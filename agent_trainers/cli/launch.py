@@ -1,30 +1,42 @@
-"""Start several processes and stop them all at the same step.
+"""Start several processes, and stop a run at the end of a step, all processes at the same one.
 
 ``accelerate launch`` starts them on accelerators, and ``torchrun`` on a CPU, where ``accelerate
-launch`` ignores ``--num_processes``. The processes get the whole command line.
+launch`` ignores ``--num_processes``. The processes get the whole command line. The first Ctrl-C or
+signal lets the step finish and saves a checkpoint; the second stops at once. Outside training, the
+first does.
 """
 
+import contextlib
 import gc
 import os
+import signal
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Self
 
 import psutil
+import torch
 from accelerate import PartialState
+from accelerate.utils import gather
+from transformers import TrainerCallback
 
 from agent_envs.data.files import write_text
 from agent_envs.errors import ConfigurationError
-from agent_trainers.checkpointing.interruption import (
-    STOP_FILE,
-    SUPERVISOR,
-    catch_signals,
-    detach_closed_terminal,
-)
 from agent_trainers.cli.arguments import read_config
 from agent_trainers.recipes import ACCELERATE_CONFIGS, find_settings
+
+STOP_FILE: Final = "AGENT_R1_STOP_FILE"
+"""Environment variable: file into which the launcher writes a signal's number. Launchers forward
+signals late, twice, or not at all."""
+SUPERVISOR: Final = "AGENT_R1_SUPERVISOR"
+"""Environment variable: the launcher's process id; without it the processes stop."""
+SIGNALS: Final = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+)
+_STOPPING: Final = "Stopping after this step and its checkpoint. Signal again to stop at once."
 
 
 def launch_command(
@@ -43,8 +55,6 @@ def launch_command(
         start += ["--config_file", str(path)]
     if num_processes is not None and num_processes < 1:
         raise ConfigurationError(f"--num_processes must be at least 1, not {num_processes}.")
-    import torch
-
     if torch.accelerator.is_available():
         start += [] if num_processes is None else ["--num_processes", str(num_processes)]
     else:
@@ -92,7 +102,7 @@ def supervise(command: Sequence[str], notify: Callable[[str], None]) -> int:
             received.append(number)
             if len(received) == 1:
                 write_text(request, str(number))
-                notify("Stopping after this step and its checkpoint. Signal again to stop at once.")
+                notify(_STOPPING)
                 return
             for member in [*process.children(recursive=True), process]:
                 member.kill()
@@ -100,3 +110,91 @@ def supervise(command: Sequence[str], notify: Callable[[str], None]) -> int:
         with catch_signals(receive):
             exit_code: int = process.wait()
     return 128 + received[0] if received else exit_code
+
+
+class Interrupted(KeyboardInterrupt):
+    """Training was asked to stop."""
+
+    def __init__(self, number: int) -> None:
+        """Take the signal's number."""
+        super().__init__("Resume from the last checkpoint with the same command and --resume.")
+        self.exit_code = 128 + number
+
+
+class StopRequests(contextlib.ExitStack, TrainerCallback):  # type: ignore[misc]
+    """Receives requests to stop while its block runs; a callback that saves and stops."""
+
+    def __init__(self, notify: Callable[[str], None]) -> None:
+        """Print what happens next through `notify`."""
+        super().__init__()
+        self._notify = notify
+        self._received: int | None = None
+        self.can_finish_step = False
+        """Whether training runs: then a request waits for the end of the step."""
+        self.stopped_by: int | None = None
+        """The signal that stopped training."""
+
+    def __enter__(self) -> Self:
+        """Install the handlers, which only the main thread may."""
+        if threading.current_thread() is threading.main_thread():
+            self.enter_context(catch_signals(self._receive))
+        return self
+
+    @property
+    def received(self) -> int | None:
+        """The signal that asked to stop, if any."""
+        if self._received is None and (path := os.environ.get(STOP_FILE)):
+            if Path(path).exists():
+                self._received = int(Path(path).read_text(encoding="utf-8"))
+            elif not psutil.pid_exists(int(os.environ[SUPERVISOR])):
+                self._received = signal.SIGTERM
+        return self._received
+
+    def _receive(self, number: int, _: object) -> None:
+        detach_closed_terminal(number)
+        if not self.can_finish_step:
+            raise Interrupted(number)
+        self._received = number
+        if "LOCAL_RANK" in os.environ:
+            return  # a launcher may send a signal several times
+        for other in SIGNALS:
+            if signal.getsignal(other) == self._receive:
+                signal.signal(other, signal.SIG_DFL)
+        self._notify(_STOPPING)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Let steps finish from now on."""
+        self.can_finish_step = True
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Stop if any process was asked to, all processes at the same step."""
+        own = torch.tensor([self.received or 0], device=PartialState().device)
+        if number := int(gather(own).max()):
+            self.stopped_by = number
+            control.should_save = control.should_training_stop = True
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Stop at once from now on; also on a request after the last step."""
+        self.can_finish_step = False
+        self.on_step_end(args, state, control)
+
+
+@contextlib.contextmanager
+def catch_signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Handle `SIGNALS` in a block, except those that are ignored (``nohup``)."""
+    numbers = [n for n in SIGNALS if signal.getsignal(n) is not signal.SIG_IGN]
+    before = [signal.signal(number, handler) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, earlier in zip(numbers, before, strict=True):
+            signal.signal(number, earlier)
+
+
+def detach_closed_terminal(number: int) -> None:
+    """On SIGHUP, redirect output to the null device: writing to a closed terminal fails."""
+    if number == getattr(signal, "SIGHUP", None):
+        null = os.open(os.devnull, os.O_WRONLY)
+        for stream in (1, 2):
+            if os.isatty(stream):
+                os.dup2(null, stream)

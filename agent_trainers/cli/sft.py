@@ -18,7 +18,6 @@ from trl import SFTConfig, SFTTrainer
 from agent_envs.core.command_line import json_object
 from agent_envs.errors import ConfigurationError, DataError
 from agent_trainers.batching.rows import make_rows
-from agent_trainers.checkpointing.interruption import Interrupted, StopAtStepEnd, StopRequests
 from agent_trainers.cli.arguments import (
     CommandParser,
     check_range,
@@ -27,6 +26,7 @@ from agent_trainers.cli.arguments import (
     run_command,
 )
 from agent_trainers.cli.environments import DEFAULT_ENV, first_tasks, inspect_environment
+from agent_trainers.cli.launch import Interrupted, StopRequests
 from agent_trainers.cli.output_folder import open_run, settings_of
 from agent_trainers.cli.policies import ModelArguments, model_path, refused_settings
 from agent_trainers.cli.train import check_loggers
@@ -145,15 +145,13 @@ def run(arguments: Sequence[str]) -> None:
                 train_dataset=dataset,
                 processing_class=tokenizer,
                 peft_config=adapters["peft_config"],
-                callbacks=[MetricsLog()],
+                callbacks=[MetricsLog(), requests],
             )
         begin()
-        stop = StopAtStepEnd(requests, trainer.accelerator)
-        trainer.add_callback(stop)
         checkpoint = get_last_checkpoint(config.output_dir) if options.resume else None
         trainer.train(resume_from_checkpoint=checkpoint or config.resume_from_checkpoint)
-        if stop.stopped_by is not None:
-            raise Interrupted(stop.stopped_by)
+        if requests.stopped_by is not None:
+            raise Interrupted(requests.stopped_by)
         trainer.save_model()
         losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
         if losses:

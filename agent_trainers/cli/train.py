@@ -28,7 +28,6 @@ from transformers.utils.logging import disable_progress_bar
 from agent_envs.core.lookup import lookup, require_extra
 from agent_envs.data.files import write_json
 from agent_envs.errors import ConfigurationError
-from agent_trainers.checkpointing.interruption import STOP_FILE, StopAtStepEnd, StopRequests
 from agent_trainers.cli.arguments import (
     CommandParser,
     check_range,
@@ -44,7 +43,13 @@ from agent_trainers.cli.environments import (
     find_tasks,
     read_source,
 )
-from agent_trainers.cli.launch import launch_command, leave_process_group, supervise
+from agent_trainers.cli.launch import (
+    STOP_FILE,
+    StopRequests,
+    launch_command,
+    leave_process_group,
+    supervise,
+)
 from agent_trainers.cli.output_folder import EVALUATION_FILE, open_run, settings_of
 from agent_trainers.cli.policies import EMBEDDED, ModelArguments, model_path, refused_settings
 from agent_trainers.cli.results import SampleCollector, dry_run, write_results
@@ -190,8 +195,7 @@ def _train(
         elif options.resume:
             notify(f"No checkpoint in {folder} yet: starting from scratch.")
         collector = SampleCollector(trainer, source.title, options.sample_steps)
-        stop = StopAtStepEnd(requests, trainer.accelerator)
-        for callback in (stop, collector):
+        for callback in (requests, collector):
             trainer.add_callback(callback)
         progress = show_progress(trainer, title)
         measured = folder / EVALUATION_FILE
@@ -204,14 +208,14 @@ def _train(
         with contextlib.closing(progress):
             trainer.train(resume_from_checkpoint=checkpoint)
         step = trainer.state.global_step
-        if stop.stopped_by is not None:
+        if requests.stopped_by is not None:
             _call_loggers(trainer, "on_train_end")
             notify(
                 f"Stopped after step {step} of {trainer.state.max_steps}, saved in "
                 f"{folder / f'checkpoint-{step}'}. Resume with the same command and --resume."
             )
             # torchrun reports any other code as a failure; the supervisor knows the right one
-            return 0 if STOP_FILE in os.environ else 128 + stop.stopped_by
+            return 0 if STOP_FILE in os.environ else 128 + requests.stopped_by
         if step == 0:
             raise ConfigurationError(
                 "No optimiser step was taken: there are fewer tasks than one batch needs. Lower "

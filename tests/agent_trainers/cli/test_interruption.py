@@ -12,14 +12,14 @@ import torch
 from safetensors.torch import load_file
 
 from agent_trainers.checkpointing.checkpoints import find_checkpoint
-from agent_trainers.checkpointing.interruption import (
+from agent_trainers.cli import train
+from agent_trainers.cli.launch import (
     SIGNALS,
     STOP_FILE,
     SUPERVISOR,
     Interrupted,
     StopRequests,
 )
-from agent_trainers.cli import train
 
 SETTINGS = [
     "--max_steps", "6", "--num_eval_tasks", "2", "--per_device_train_batch_size", "4",
