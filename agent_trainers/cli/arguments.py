@@ -78,9 +78,8 @@ class CommandParser(HfArgumentParser):  # type: ignore[misc] # transformers is u
             if (action := self._settings.get(f"--{option}")) is None:
                 self._refuse_unknown(f"--{option}")
             name = action.dest
-            if isinstance(value, list) and "list" not in self._types[name]:
-                self.error(f"{name} takes one value, not a list: {value}")
-            if value is not None and not isinstance(value, list):
+            is_list = isinstance(value, list) and "list" in self._types[name]
+            if value is not None and not is_list:
                 text = json.dumps(value) if isinstance(value, dict) else str(value)
                 parsed = getattr(self.parse_known_args([f"--{name}={text}"])[0], name)
                 value = value if isinstance(value, bool) else parsed  # TRL maps some booleans

@@ -2,13 +2,13 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from transformers.hf_argparser import HfArg
-from trl import ModelConfig, get_peft_config, get_quantization_config
+from trl import ModelConfig, get_quantization_config
 
 from agent_envs.core.command_line import json_object
 from agent_envs.core.lookup import lookup
@@ -22,9 +22,12 @@ from agent_trainers.cli.environments import (
     inspect_environment,
 )
 from agent_trainers.policies import Policy
-from agent_trainers.policies.models import check_model, load_model, load_tokenizer
+from agent_trainers.policies.local import load_policy
+from agent_trainers.policies.models import check_model, load_tokenizer
+from agent_trainers.policies.served import OpenAIPolicy
 from agent_trainers.recipes import find_turn_length
 from agent_trainers.tiny_policy import TINY_POLICY
+from agent_trainers.trainers.config import fast_precision
 from agent_trainers.trajectory import Trajectory, check_kind
 
 EMBEDDED: Final = "embedded policy"
@@ -66,16 +69,14 @@ class ModelArguments(ModelConfig):  # type: ignore[misc] # TRL is untyped
                     f"--{field.name} does nothing without --lora_r: add --lora_r."
                 )
 
-    def trainer_arguments(self) -> dict[str, Any]:
-        """Return the arguments of the trainers."""
-        return {
-            "peft_config": get_peft_config(self),
+    def load_arguments(self, given: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return the arguments of ``from_pretrained``; those of `given` have priority."""
+        chosen = {
+            "dtype": self.dtype,
+            "attn_implementation": self.attn_implementation,
             "quantization_config": get_quantization_config(self),
+            **(given or {}),
         }
-
-    def load_arguments(self) -> dict[str, Any]:
-        """Return the arguments of ``from_pretrained``."""
-        chosen = {"dtype": self.dtype, "attn_implementation": self.attn_implementation}
         return {name: value for name, value in chosen.items() if value is not None}
 
 
@@ -202,23 +203,17 @@ def open_policy(
         "top_p": options.top_p,
     }
     if options.base_url is None:
-        from agent_trainers.policies.local import transformers_policy
-        from agent_trainers.trainers.config import fast_precision
-
-        model = model_path(options)
         # the embedded policy always runs in the type it was saved in
         is_free = options.dtype == "auto" and options.model is not None
-        yield transformers_policy(
-            load_model(model, "bfloat16" if is_free and fast_precision() else options.dtype),
-            load_tokenizer(model),
+        yield load_policy(
+            model_path(options),
+            dtype="bfloat16" if is_free and fast_precision() else options.dtype,
             max_new_tokens=options.max_completion_length,
             **sampling,
             top_k=options.top_k,
             max_batch_size=options.batch_size,
         )
         return
-    from agent_trainers.policies.served import OpenAIPolicy
-
     state = {} if environment is None else environment.states[0]
     policy = OpenAIPolicy(
         base_url=options.base_url,

@@ -13,14 +13,13 @@ from datasets import Dataset
 from tqdm.auto import tqdm
 from transformers.hf_argparser import HfArg
 from transformers.trainer_utils import get_last_checkpoint
-from trl import SFTConfig, SFTTrainer
+from trl import SFTConfig, SFTTrainer, get_peft_config
 
 from agent_envs.core.command_line import json_object
 from agent_envs.errors import ConfigurationError, DataError
 from agent_trainers.batching.rows import make_rows
 from agent_trainers.cli.arguments import (
     CommandParser,
-    check_range,
     notifier,
     read_config,
     run_command,
@@ -37,7 +36,6 @@ from agent_trainers.rollout.demonstrations import play_reference, read_conversat
 from agent_trainers.rollout.environments import template_tools
 from agent_trainers.trainers.config import (
     TRAINER_RANGES,
-    Ranges,
     check_ranges,
     fast_precision,
     follow_the_machine,
@@ -51,7 +49,6 @@ DEFAULTS: Final[Mapping[str, Any]] = {
     "max_length": 4096, "logging_steps": 1, "save_strategy": "epoch", "save_total_limit": 1,
     "gradient_checkpointing": False, "report_to": "none", "output_dir": "runs/sft",
 }  # fmt: skip
-_RANGES: Final[Ranges] = {**TRAINER_RANGES, "positive": (lambda x: x > 0, ("max_length",))}
 
 
 @dataclass
@@ -85,7 +82,7 @@ class WarmStartConfig(SFTConfig):  # type: ignore[misc] # TRL is untyped
         """Set device and precision defaults, and check ranges."""
         follow_the_machine(self)
         super().__post_init__()
-        check_ranges(self, _RANGES)
+        check_ranges(self, TRAINER_RANGES)
 
 
 def make_parser(arguments: Sequence[str]) -> CommandParser:
@@ -110,7 +107,6 @@ def run(arguments: Sequence[str]) -> None:
     options, config = parser.build(parser.read(arguments))
     if options.trajectories and options.conversations:
         raise ConfigurationError("--trajectories and --conversations: give one of the two.")
-    check_range(options, "at least 1", lambda value: value >= 1, "num_tasks")
     check_loggers(config)
     env_kwargs = json_object(options.env_kwargs, "--env_kwargs")
     folder = open_run(
@@ -132,19 +128,14 @@ def run(arguments: Sequence[str]) -> None:
             f"{len(kept)} of {len(found)} demonstrations, {len(dataset)} rows, {num_trained} "
             f"tokens to train; {num_too_long} rows longer than {config.max_length} tokens left out."
         )
-        adapters = options.trainer_arguments()
-        config.model_init_kwargs = {
-            **options.load_arguments(),
-            "quantization_config": adapters["quantization_config"],
-            **(config.model_init_kwargs or {}),
-        }
+        config.model_init_kwargs = options.load_arguments(config.model_init_kwargs)
         with refused_settings():
             trainer = SFTTrainer(
                 model,
                 args=config,
                 train_dataset=dataset,
                 processing_class=tokenizer,
-                peft_config=adapters["peft_config"],
+                peft_config=get_peft_config(options),
                 callbacks=[MetricsLog(), requests],
             )
         begin()

@@ -24,6 +24,7 @@ from transformers.integrations import (
     get_reporting_integration_callbacks,
 )
 from transformers.utils.logging import disable_progress_bar
+from trl import get_peft_config
 
 from agent_envs.core.lookup import lookup, require_extra
 from agent_envs.data.files import write_json
@@ -245,13 +246,13 @@ def make_trainer(
     model = model_path(options)
     tokenizer = load_tokenizer(model)
     tasks, evaluated_on = find_tasks(options, source, tokenizer, config.seed, notify)
-    config.model_init_kwargs = {**options.load_arguments(), **(config.model_init_kwargs or {})}
+    config.model_init_kwargs = options.load_arguments(config.model_init_kwargs)
     with refused_settings():
         trainer = trainer_class(options.algorithm)(
             model=model,
             args=config,
             processing_class=tokenizer,
-            **options.trainer_arguments(),
+            peft_config=get_peft_config(options),
             **tasks,
         )
     return trainer, evaluated_on

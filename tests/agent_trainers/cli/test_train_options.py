@@ -17,6 +17,7 @@ from agent_trainers.cli.environments import (
 )
 from agent_trainers.cli.policies import ModelArguments
 from agent_trainers.cli.train import TrainArguments, make_parser, parse_arguments
+from agent_trainers.policies import local
 from agent_trainers.policies.models import load_model
 from agent_trainers.recipes import ACCELERATE_CONFIGS, RECIPES
 from agent_trainers.trainers.config import PRESETS, StepGRPOConfig
@@ -180,7 +181,7 @@ def test_a_language_model_runs_in_bf16_on_a_processor_with_instructions_for_it(
     assert parser.build(parser.read(["--model", "some/model"]))[1].bf16 is has_instructions
     loaded = []
     load = lambda *given: loaded.append(load_model(*given)) or loaded[-1]  # noqa: E731
-    monkeypatch.setattr(policies, "load_model", load)
+    monkeypatch.setattr(local, "load_model", load)
     for model in (str(TINY_POLICY), None):
         with policies.open_policy(policies.PolicyArguments(model=model)):
             pass
