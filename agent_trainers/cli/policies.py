@@ -110,10 +110,9 @@ class PolicyArguments:
         help="Type of the weights; auto: as saved, or bfloat16 on a CPU with instructions for it.",
     )
     base_url: str | None = HfArg(
-        default=None, help="URL of an OpenAI-compatible server, such as http://localhost:8000/v1."
-    )
-    api_key_env: str | None = HfArg(
-        default=None, help="Environment variable with the server's key, instead of OPENAI_API_KEY."
+        default=None,
+        help="OpenAI-compatible server, such as http://localhost:8000/v1, with the "
+        "key in OPENAI_API_KEY.",
     )
     max_concurrency: int = HfArg(default=16, help="Concurrent requests, with base_url.")
     request_timeout: float = HfArg(default=300.0, help="Seconds per request, with base_url.")
@@ -147,8 +146,6 @@ class PolicyArguments:
             name = self.tool_format
             if name and lookup(TOOL_FORMATS, name, kind="tool format").is_structured:
                 raise ConfigurationError(f"--tool_format {name} needs a served model: --base_url.")
-            if self.api_key_env is not None:
-                raise ConfigurationError("--api_key_env needs --base_url.")
         elif not self.base_url.startswith(("http://", "https://")):
             raise ConfigurationError(f"--base_url {self.base_url}: must begin with http://.")
         elif self.model is None:
@@ -219,7 +216,6 @@ def open_policy(
         base_url=options.base_url,
         model=str(options.model),
         tool_format=state.get("tool_format") or options.tool_format or "hermes",
-        api_key_env=options.api_key_env,
         max_new_tokens=options.max_completion_length or 512,
         **sampling,
         max_concurrency=options.max_concurrency,

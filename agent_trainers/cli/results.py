@@ -130,17 +130,14 @@ def write_results(
     """Write results, curve, page and trajectories into the output folder, and print a table.
 
     `facts` describe the run; `before` and `after` are the evaluations (see `train.evaluate`), both
-    may be empty. ``of_in_domain`` is the success in an evaluation-only environment relative to that
-    in the trained ones.
+    may be empty.
     """
     evaluated = trainer.training_log.evaluated
     by_environment: dict[str, dict[str, Any]] = {}
-    for name in [] if evaluated is None else evaluated.names:
-        is_trained = evaluated is not None and name not in evaluated.variants
-        own = {"is_trained": is_trained, **_measured(before.get(name), after.get(name))}
-        if not is_trained and name in after and after[""]["success"]:
-            own["of_in_domain"] = own["success_after"] / after[""]["success"]
-        by_environment[name] = own
+    if evaluated is not None:
+        for name in evaluated.names:
+            figures = _measured(before.get(name), after.get(name))
+            by_environment[name] = {"is_trained": name not in evaluated.variants, **figures}
     results = {
         **facts,
         **_measured(before.get(""), after.get("")),
@@ -179,7 +176,7 @@ def _measured(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None)
 
 def _print_results(results: Mapping[str, Any], folder: Path) -> None:
     """Print success and return before and after, also of each environment, and the folder."""
-    columns = [Column(name, justify="right") for name in ("before", "after", "of in-domain")]
+    columns = [Column(name, justify="right") for name in ("before", "after")]
     where = results.get("program") or results.get("env") or "several environments"
     table = Table("", *columns, title=f"{results['algorithm']} on {where}", min_width=60)
     shown = [("success", results, "success", "{:.1%}"), ("return", results, "return", "{:.3f}")]
@@ -187,7 +184,7 @@ def _print_results(results: Mapping[str, Any], folder: Path) -> None:
         label = f"  {name}" + ("" if own["is_trained"] else ", evaluation only")
         shown.append((label, own, "success", "{:.1%}"))
     for label, own, kind, form in shown:
-        values = [own[f"{kind}_before"], own[f"{kind}_after"], own.get("of_in_domain")]
+        values = [own[f"{kind}_before"], own[f"{kind}_after"]]
         table.add_row(label, *("-" if value is None else form.format(value) for value in values))
     table.caption = (
         f"{results['num_eval_episodes']} evaluation episodes: {results['evaluated_on']}; "

@@ -93,11 +93,6 @@ def run(arguments: Sequence[str]) -> None:
         num_steps=options.num_steps, success=options.success,
     )  # fmt: skip
     sys.stdout.write(f"{output}: solves {reached:.0%} of held-out tasks.\n")
-    if reached == 0.0:
-        sys.stdout.write(
-            "Reinforcement learning would have nothing to reward: increase --num_steps or "
-            "--num_tasks, or make the first tasks easier.\n"
-        )
     kwargs = f" --env_kwargs {shlex.quote(options.env_kwargs)}" if options.env_kwargs else ""
     sys.stdout.write(
         f"Train it with: agent-r1-train --env {options.env}{kwargs} --model {output}\n"
