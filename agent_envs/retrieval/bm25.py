@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from agent_envs.retrieval.corpus import Corpus, Hit, Passage, Retriever, check_top_k
+from agent_envs.retrieval.corpus import Corpus, Hit, Passage, Retriever
 
 K1: Final = 1.5
 B: Final = 0.75
@@ -31,8 +31,6 @@ STOP_WORDS: Final = frozenset(
 """Words without information, removed from queries that contain others."""
 
 _WORD = re.compile(r"\w+")
-Scores = Callable[[list[str]], npt.NDArray[np.float64]]
-"""Takes the words of a query; returns the score of each passage."""
 
 
 def build_retriever(corpus: Corpus) -> Retriever:
@@ -56,36 +54,6 @@ def query_words(query: str) -> list[str]:
     return [word for word in words if word not in STOP_WORDS] or words
 
 
-class BM25Retriever:
-    """Finds the passages with the highest scores."""
-
-    def __init__(self, passages: Sequence[Passage], score: Scores) -> None:
-        """Search `passages` by `score`."""
-        self._passages = passages
-        self._score = score
-
-    def search(self, query: str, top_k: int) -> list[Hit]:
-        """Return at most `top_k` passages, best first; see `Retriever.search`."""
-        check_top_k(top_k)
-        words = query_words(query)
-        if not words or not len(self._passages):
-            return []
-        return [
-            Hit(self._passages[i], i, value) for i, value in best_scores(self._score(words), top_k)
-        ]
-
-
-def best_scores(scores: npt.NDArray[np.float64], top_k: int) -> list[tuple[int, float]]:
-    """Return number and score of the highest scores above 0; ties by number."""
-    found = np.flatnonzero(scores)
-    # Rounded: the last bits differ between engines and must not decide the order.
-    values = np.round(scores[found], 4)
-    threshold = np.partition(values, -top_k)[-top_k] if len(found) > top_k else 0.0
-    chosen = np.flatnonzero((values >= threshold) & (values > 0))
-    order = chosen[np.argsort(-values[chosen], kind="stable")[:top_k]]
-    return list(zip(found[order].tolist(), values[order].tolist(), strict=True))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Postings:
     """An inverted index, read only; the arrays may be memory-mapped."""
@@ -100,16 +68,34 @@ class Postings:
     """The passage of each posting, ascending within a word."""
     weights: npt.NDArray[np.float64]
     """The score that each posting adds; above 0."""
-    num_passages: int
-    """Number of indexed passages."""
 
-    def __call__(self, words: list[str]) -> npt.NDArray[np.float64]:
-        """Return the score of each passage for the words of a query; repetitions count."""
-        scores = np.zeros(self.num_passages)
+
+class BM25Retriever:
+    """Finds the passages with the highest scores."""
+
+    def __init__(self, passages: Sequence[Passage], postings: Postings) -> None:
+        """Search `passages` by their index."""
+        self.passages, self._postings = passages, postings
+
+    def search(self, query: str, top_k: int) -> list[Hit]:
+        """Return at most `top_k` passages, best first; see `Retriever.search`."""
+        scores = self._scores(query_words(query))
+        found = np.flatnonzero(scores)
+        # Rounded: the order of additions must not decide the order of passages.
+        values = np.round(scores[found], 4)
+        threshold = np.partition(values, -top_k)[-top_k] if len(found) > top_k else 0.0
+        chosen = np.flatnonzero((values >= threshold) & (values > 0))
+        order = chosen[np.argsort(-values[chosen], kind="stable")[:top_k]]
+        best = zip(found[order].tolist(), values[order].tolist(), strict=True)
+        return [Hit(self.passages[i], i, value) for i, value in best]
+
+    def _scores(self, words: Iterable[str]) -> npt.NDArray[np.float64]:
+        """Return the score of each passage; repeated words count."""
+        index, scores = self._postings, np.zeros(len(self.passages))
         for word, count in Counter(words).items():  # 100 kB of one word cost no more than one
-            if (number := self.number(word)) is not None:
-                postings = slice(self.starts[number], self.starts[number + 1])
-                scores[self.passages[postings]] += count * self.weights[postings]
+            if (number := index.number(word)) is not None:
+                postings = slice(index.starts[number], index.starts[number + 1])
+                scores[index.passages[postings]] += count * index.weights[postings]
         return scores
 
 
@@ -141,5 +127,5 @@ def build_postings(documents: Iterable[list[str]]) -> Postings:
     return Postings(
         words=ordered, number=dict(zip(ordered, range(len(ordered)), strict=True)).get,
         starts=np.concatenate([[0], np.cumsum(num_containing)]).astype(np.int64),
-        passages=passages, weights=weights, num_passages=len(lengths),
+        passages=passages, weights=weights,
     )  # fmt: skip

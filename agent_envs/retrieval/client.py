@@ -15,7 +15,7 @@ from agent_envs.core.async_bridge import call_with_deadline
 from agent_envs.core.lookup import require_extra
 from agent_envs.core.tool import ToolError
 from agent_envs.errors import ConfigurationError, DataError
-from agent_envs.retrieval.corpus import Hit, Passage, check_top_k
+from agent_envs.retrieval.corpus import Hit, Passage
 
 UNAVAILABLE_TEXT: Final = (
     "The search is not available now. Search again later, or go on without it."
@@ -65,7 +65,6 @@ class RetrievalClient:
         """
         import httpx
 
-        check_top_k(top_k)
         text = query.encode("utf-8", "replace").decode()  # JSON has no half of a surrogate pair
         ask = functools.partial(
             self._ask, {"queries": [text], "topk": top_k, "return_scores": True}

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from agent_envs.data.sources import DatasetSpec, field, file_source
-from agent_envs.errors import ConfigurationError, DataError
+from agent_envs.errors import DataError
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +60,7 @@ class Retriever(Protocol):
     """Finds passages for a query."""
 
     def search(self, query: str, top_k: int) -> list[Hit]:
-        """Return at most `top_k` matching passages, best first, ties by number.
-
-        Raises:
-            ConfigurationError: If `top_k` is less than 1.
-        """
-
-
-def check_top_k(top_k: int) -> None:
-    """Raise `ConfigurationError` unless `top_k` is at least 1."""
-    if top_k < 1:
-        raise ConfigurationError(f"top_k must be at least 1, not {top_k}.")
+        """Return at most `top_k` matching passages, 1 or more, best first, ties by number."""
 
 
 def load_passages(path: str | Path) -> list[Passage]:

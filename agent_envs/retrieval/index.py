@@ -71,12 +71,10 @@ class SavedIndex(BM25Retriever):
             raise _not_an_index(path, f"{description} is another kind than {_KIND}")
         starts, passages, weights = (_array(self._folder / f"{name}.npy") for name in _ARRAYS)
         texts, words = _Strings(self._folder / "texts"), _Strings(self._folder / "words")
-        self.passages = cast("Sequence[Passage]", _SavedPassages(texts))
         postings = Postings(
-            words=(), number=words.number, starts=starts, passages=passages, weights=weights,
-            num_passages=len(self.passages),
-        )  # fmt: skip
-        super().__init__(self.passages, postings)
+            words=(), number=words.number, starts=starts, passages=passages, weights=weights
+        )
+        super().__init__(cast("Sequence[Passage]", _SavedPassages(texts)), postings)
 
     def __reduce__(self) -> tuple[type["SavedIndex"], tuple[Path]]:
         """Pickle and copy by path."""
