@@ -10,23 +10,13 @@ _STYLES: Final[Mapping[str, str]] = {
 
 
 class Transcript:
-    """An episode for `ToolEnv.render`."""
+    """An episode for `ToolEnv.render`, as coloured text, or printed in the mode ``"human"``."""
 
-    def __init__(self) -> None:
-        """Start empty."""
-        self._entries: list[tuple[str, str, str]] = []
-
-    @property
-    def text(self) -> str:
-        """The episode so far as coloured text."""
-        file = io.StringIO()
-        for entry in self._entries:
-            print_entry(*entry, file=file, force_terminal=True)
-        return file.getvalue()
+    text = ""
 
     def begin(self, mode: str, question: str) -> None:
-        """Start an episode; in the mode ``"human"`` its entries are printed."""
-        self._entries.clear()
+        """Start an episode."""
+        self.text = ""
         self._add(mode, "task", question)
 
     def add_step(
@@ -42,9 +32,12 @@ class Transcript:
             self._add(mode, "end", figures)
 
     def _add(self, mode: str, speaker: str, text: str, note: str = "") -> None:
-        self._entries.append((speaker, text, note))
         if mode == "human":
             print_entry(speaker, text, note)
+        else:
+            file = io.StringIO()
+            print_entry(speaker, text, note, file=file, force_terminal=True)
+            self.text += file.getvalue()
 
 
 def print_entry(speaker: str, text: str, note: str, **options: Any) -> None:
