@@ -147,14 +147,25 @@ class Tool:
     def __call__(self, /, **arguments: Any) -> ToolResult:
         """Run the function on valid arguments; its exceptions, and a timeout, pass through."""
         value = call_with_deadline(lambda: self.function(**arguments), self.timeout)
-        return self._cut(_as_result(value))
+        if isinstance(value, str):
+            value = ToolResult(value)
+        elif not isinstance(value, ToolResult):
+            value = ToolResult(json.dumps(value, ensure_ascii=False), data=value)
+        return self._cut(value)
 
     def run(self, /, **arguments: Any) -> ToolResult:
         """Run the function; an exception becomes a result with an error code."""
         try:
             return self(**arguments)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code; it is recorded
-            return self._cut(failed_call(self, error))
+            kind, code = type(error).__name__, "tool_error"
+            text = TOOL_ERROR_TEXT.format(name=self.name, exception=kind)
+            if isinstance(error, TimeoutError):
+                text = TOOL_TIMEOUT_TEXT.format(name=self.name, timeout=self.timeout or 0)
+                code = "tool_timeout"
+            elif isinstance(error, ToolError):
+                text = str(error)
+            return self._cut(ToolResult(text, error=code, exception=f"{kind}: {error}"))
 
     def has_state_outside(self, env: object) -> bool:
         """Return whether the function may keep state that is not in attributes of `env`."""
@@ -194,18 +205,6 @@ class SchemaTool(Tool):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the schema."""
         return SchemaTool, (self.name, self.description, self.parameters)
-
-
-def failed_call(tool: Tool, error: BaseException) -> ToolResult:
-    """Return the result of a call that raised an exception, or took too long."""
-    kind, code = type(error).__name__, "tool_error"
-    text = TOOL_ERROR_TEXT.format(name=tool.name, exception=kind)
-    if isinstance(error, TimeoutError):
-        text = TOOL_TIMEOUT_TEXT.format(name=tool.name, timeout=tool.timeout or 0)
-        code = "tool_timeout"
-    elif isinstance(error, ToolError):
-        text = str(error)
-    return ToolResult(text, error=code, exception=f"{kind}: {error}")
 
 
 def run_calls(calls: Sequence[tuple[Tool, Mapping[str, Any]]]) -> Iterator[ToolResult]:
@@ -279,12 +278,6 @@ def _explain(error: pydantic.ValidationError) -> str:
         )
         for each in error.errors(include_url=False, include_context=False, include_input=False)
     )
-
-
-def _as_result(value: Any) -> ToolResult:
-    if isinstance(value, ToolResult | str):
-        return ToolResult(value) if isinstance(value, str) else value
-    return ToolResult(json.dumps(value, ensure_ascii=False), data=value)
 
 
 RESERVED_NAMES: Final = frozenset({"answer", "think", "tool_call", "tool_response", "tools"})

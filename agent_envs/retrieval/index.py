@@ -59,18 +59,20 @@ class SavedIndex(BM25Retriever):
         """Open the folder.
 
         Raises:
-            DataError: If it is missing, damaged, or not an index; names the file.
+            DataError: If it is missing, damaged, or not an index; names it.
         """
         self._folder = Path(folder).absolute()
-        path = self._folder / _DESCRIPTION
         try:
-            description = dict(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError) as error:
-            raise _not_an_index(path, error) from None
-        if {name: description.get(name) for name in _KIND} != _KIND:
-            raise _not_an_index(path, f"{description} is another kind than {_KIND}")
-        starts, passages, weights = (_array(self._folder / f"{name}.npy") for name in _ARRAYS)
-        texts, words = _Strings(self._folder / "texts"), _Strings(self._folder / "words")
+            description = json.loads((self._folder / _DESCRIPTION).read_text(encoding="utf-8"))
+            if description != _KIND:
+                raise ValueError(f"{description} is another kind than {_KIND}")
+            starts, passages, weights = (_array(self._folder / name) for name in _ARRAYS)
+            texts, words = _Strings(self._folder / "texts"), _Strings(self._folder / "words")
+        except (OSError, ValueError, EOFError, IndexError) as error:
+            raise DataError(
+                f"{self._folder} is not an index, or damaged: {error}. Write an index with "
+                "`python -m agent_envs.retrieval CORPUS FOLDER`."
+            ) from error
         postings = Postings(
             words=(), number=words.number, starts=starts, passages=passages, weights=weights
         )
@@ -81,34 +83,22 @@ class SavedIndex(BM25Retriever):
         return SavedIndex, (self._folder,)
 
 
-def _not_an_index(path: Path, reason: object) -> DataError:
-    return DataError(
-        f"{path} is not of an index, or damaged: {reason}. Write an index with "
-        "`python -m agent_envs.retrieval CORPUS FOLDER`."
-    )
-
-
 def _array(path: Path) -> npt.NDArray[Any]:
     """Map an array; not as ``memmap``, whose slices cost microseconds."""
-    try:
-        return np.asarray(np.load(path, mmap_mode="r"))
-    except (OSError, ValueError, EOFError) as error:
-        raise _not_an_index(path, error) from error
+    return np.asarray(np.load(path.with_suffix(".npy"), mmap_mode="r"))
 
 
 class _Strings:
     """Encoded strings, concatenated in a file."""
 
     def __init__(self, path: Path) -> None:
-        starts, file = _array(path.with_suffix(".npy")), path.with_suffix(".bin")
-        size = file.stat().st_size if file.is_file() else -1
+        starts, file = _array(path), path.with_suffix(".bin")
+        size = file.stat().st_size
         if starts.ndim != 1 or size != starts[-1]:
-            raise _not_an_index(file, f"it has {size} bytes")
+            raise ValueError(f"{file} has {size} bytes")
         data: Any = np.memmap(file, mode="r") if size else b""
-        self._data, self._starts = (
-            memoryview(data),
-            memoryview(cast("Any", starts)),
-        )  # fast to slice
+        # memory views are fast to slice
+        self._data, self._starts = memoryview(data), memoryview(cast("Any", starts))
 
     @staticmethod
     def write(path: Path, strings: Iterable[str]) -> None:
