@@ -18,6 +18,7 @@ import pydantic
 from agent_envs.adapters.own_episode import OwnEpisode, check_appends, draw_tasks
 from agent_envs.core.tool import Tool
 from agent_envs.errors import ConfigurationError
+from agent_envs.formats.actions import ToolFormat
 
 if TYPE_CHECKING:
     import datasets
@@ -72,18 +73,14 @@ class TRLEnvironment:
     def _call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Carry out a tool call; the environment validates its arguments."""
         self._num_calls += 1
-        if self._has_failed:
-            return OVER_TEXT
-        if self._episode is None:
-            raise gym.error.ResetNeeded("No episode has begun; call reset() first.")
-        return self._step(self._episode.format.write_call(name, arguments))
+        return self._step(lambda form: form.write_call(name, arguments))
 
-    def _step(self, action: str) -> str:
+    def _step(self, write: Callable[[ToolFormat], str]) -> str:
         episode = self._episode
         if episode is None or episode.is_over:
             return OVER_TEXT
         try:
-            episode.step(action)
+            episode.step(write(episode.format))
         except Exception:  # noqa: BLE001 - foreign code; logged, and the episode is left out
             _log.warning("%s failed; its episode is left out.", self._id, exc_info=True)
             self._has_failed, self._episode = True, None  # it may be in any state
@@ -97,7 +94,7 @@ class TRLEnvironment:
         if last["role"] != "assistant":
             return
         if not last.get("tool_calls"):
-            self._step(str(last.get("content") or ""))
+            self._step(lambda _: str(last.get("content") or ""))
             return
         # TRL may have carried out calls and dropped them and their results as too long
         calls = [call for message in completion for call in self._valid_calls(message)]

@@ -18,7 +18,10 @@ def lookup(table: Mapping[str, T], name: str, *, kind: str) -> T:
     """Return ``table[name]``; `kind` is what the table holds, such as ``"advantage estimator"``."""
     if name in table:
         return table[name]
-    raise UnknownNameError(unknown_name_message(name, table, kind=kind))
+    close = difflib.get_close_matches(str(name), table, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    known = ", ".join(sorted(table))
+    raise UnknownNameError(f"Unknown {kind} {name!r}.{hint} Available: {known}.")
 
 
 def lookup_or_import(table: Mapping[str, T], name: str, *, kind: str) -> T:
@@ -48,13 +51,6 @@ def import_path(thing: Any, *, kind: str) -> str:
             "name it. Give it a name at the top level of a module, and pass it, or 'module:name'."
         )
     return path
-
-
-def unknown_name_message(name: str, known: Mapping[str, object], *, kind: str) -> str:
-    """Return a message with the nearest name and all known names."""
-    close = difflib.get_close_matches(str(name), known, n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
-    return f"Unknown {kind} {name!r}.{hint} Available: {', '.join(sorted(known))}."
 
 
 def require_extra(extra: str, needed_for: str, *modules: str) -> None:

@@ -76,7 +76,13 @@ class RestorableEnv(gym.Env[str, str]):
     def snapshot(self) -> Snapshot:
         """Return the state; a SnapshotError if it can be neither copied nor replayed."""
         try:
-            return Snapshot(environment=self._identity, state=self._dump())
+            if self._has_state_elsewhere():
+                raise TypeError("a tool keeps its state outside of the environment")
+            file = io.BytesIO()
+            pickler = _Pickler(file)
+            pickler.env = self
+            pickler.dump(self._saved_attributes())
+            return Snapshot(environment=self._identity, state=file.getvalue())
         except Exception as error:
             if self._episode_record is None:
                 raise SnapshotError(
@@ -121,15 +127,6 @@ class RestorableEnv(gym.Env[str, str]):
         kinds = type(self).__mro__
         left_out = frozenset().union(*(vars(k).get("not_in_snapshots", ()) for k in kinds))
         return {name: value for name, value in vars(self).items() if name not in left_out}
-
-    def _dump(self) -> bytes:
-        if self._has_state_elsewhere():
-            raise TypeError("a tool keeps its state outside of the environment")
-        file = io.BytesIO()
-        pickler = _Pickler(file)
-        pickler.env = self
-        pickler.dump(self._saved_attributes())
-        return file.getvalue()
 
     def _load_state(self, state: bytes) -> None:
         unpickler = _Unpickler(io.BytesIO(state))

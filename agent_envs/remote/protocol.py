@@ -14,6 +14,7 @@ import numpy as np
 import pydantic
 
 from agent_envs import errors
+from agent_envs.core.command_line import refusal
 
 MAX_MESSAGE_BYTES: Final = 16 * 2**20
 """Longer messages of a client end its session."""
@@ -86,10 +87,7 @@ def read_message(text: str) -> tuple[str, Any]:
     try:
         return kind, MESSAGES[kind].model_validate(message.get("data", {}))
     except pydantic.ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        place = ".".join(map(str, first["loc"])) or "data"
-        text = f"Invalid data of a {kind} message: {place}: {first['msg']}."
-        raise Refusal("VALIDATION_ERROR", text) from None
+        raise Refusal("VALIDATION_ERROR", str(refusal(f"data of a {kind}", error))) from None
 
 
 def write_message(kind: str, data: dict[str, Any]) -> str:

@@ -36,11 +36,10 @@ def awaited(env: gym.Env[str, str]) -> gym.Env[str, str]:
     if not any(inspect.iscoroutinefunction(method) for method in (base.reset, base.step)):
         return env
     inner = env
-    while isinstance(inner, gym.Wrapper):
-        if isinstance(inner, Awaited):
-            return env
-        if inner.env is base:
-            inner.env = Awaited(base)
-            return env
+    while isinstance(inner, gym.Wrapper) and inner.env is not base:
         inner = inner.env
-    return Awaited(base)
+    if inner is base:
+        return Awaited(base)
+    if not isinstance(inner, Awaited):
+        inner.env = Awaited(base)  # type: ignore[attr-defined]
+    return env
