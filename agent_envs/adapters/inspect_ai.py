@@ -32,8 +32,7 @@ from inspect_ai.tool import ToolInfo
 
 from agent_envs.adapters.own_episode import OwnEpisode, draw_tasks
 from agent_envs.errors import ConfigurationError, RolloutError
-from agent_envs.formats.chat_messages import ApiMessage
-from agent_envs.formats.openai_format import FunctionCall
+from agent_envs.formats.openai_format import ApiMessage, FunctionCall
 
 _EPISODE: Final = "episode"
 _TURNS: Final = "turns"

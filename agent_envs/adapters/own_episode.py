@@ -8,15 +8,15 @@ import numpy as np
 
 from agent_envs.core.tool_env import ENDLESS, ToolEnv
 from agent_envs.errors import ConfigurationError
-from agent_envs.formats.chat_messages import (
+from agent_envs.formats.openai_format import (
     ApiMessage,
+    FunctionCall,
     action_text,
     break_control_strings,
     native_messages,
     native_tools,
     text_messages,
 )
-from agent_envs.formats.openai_format import FunctionCall
 from agent_envs.wrappers.awaited import awaited
 
 

@@ -20,7 +20,6 @@ from agent_envs.core.messages import Message
 from agent_envs.core.spaces import UnicodeText
 from agent_envs.errors import ConfigurationError
 
-Render = Callable[[Sequence[Message]], str]
 Menu = Callable[[dict[str, Any]], Sequence[str]]
 
 NO_CHOICE: Final = ""
@@ -56,20 +55,14 @@ class _StateWrapper(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
 class ConversationObservation(_StateWrapper):
     """Makes ``info["messages"]``, the state, the observation."""
 
-    def __init__(self, env: gym.Env[str, str], render: Render = render_messages) -> None:
-        """Wrap `env`.
-
-        Args:
-            env: An environment whose info holds ``messages``.
-            render: Converts messages to one text.
-        """
-        RecordConstructorArgs.__init__(self, render=render)
+    def __init__(self, env: gym.Env[str, str]) -> None:
+        """Wrap `env`, whose info holds ``messages``."""
+        RecordConstructorArgs.__init__(self)
         super().__init__(env)
         self.observation_space = UnicodeText()
-        self._render = render
 
     def _observe(self, observation: Any, info: dict[str, Any]) -> str:
-        return self._render(info["messages"])
+        return render_messages(info["messages"])
 
 
 class TokenObservation(_StateWrapper):

@@ -23,8 +23,7 @@ from pydantic import AliasChoices, AliasPath, BaseModel, BeforeValidator, Config
 
 from agent_envs.core.messages import Message
 from agent_envs.core.tool import SchemaTool, Tool
-from agent_envs.formats.chat_messages import HERMES_TOOLS_TEXT, action_text
-from agent_envs.formats.openai_format import FunctionCall
+from agent_envs.formats.openai_format import HERMES_TOOLS_TEXT, FunctionCall, action_text
 from agent_envs.formats.tool_formats import TOOL_FORMATS
 from agent_trainers.policies.control_tokens import clean
 from agent_trainers.policies.policy import Generation, Schemas

@@ -10,13 +10,13 @@ from typing import Any, Final, TypeVar
 
 from agent_envs.core.lookup import lookup, require_extra
 from agent_envs.errors import ConfigurationError, ServerError
-from agent_envs.formats.chat_messages import (
+from agent_envs.formats.openai_format import (
+    FunctionCall,
     action_text,
     native_messages,
     native_tools,
     text_messages,
 )
-from agent_envs.formats.openai_format import FunctionCall
 from agent_envs.formats.tool_formats import TOOL_FORMATS, ToolFormat
 from agent_trainers.policies.policy import Generation, GenerationRequest, Policy, Usage
 

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_envs.formats.chat_messages import break_control_strings
+from agent_envs.formats.openai_format import break_control_strings
 
 TOKENS = [
     "<|im_start|>", "<|start_header_id|>", "<|turn>", "<turn|>", "<\uff5cUser\uff5c>", "<s>",
