@@ -82,7 +82,7 @@ def test_a_command_does_not_take_a_mistake_of_ours_for_a_missing_library():
 def test_every_module_is_imported_on_windows():
     libraries = ("accelerate", "datasets", "gymnasium", "httpx", "jinja2", "matplotlib.pyplot",
                  "multiprocessing.util", "openai", "psutil", "peft", "rich.console", "torch",
-                 "tqdm.auto", "transformers", "trl", "yaml")  # fmt: skip
+                 "tqdm.auto", "transformers", "trl", "uvicorn", "yaml")  # fmt: skip
     result = run_python(
         OTHER_SYSTEM.format(
             libraries=libraries,

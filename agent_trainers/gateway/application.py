@@ -13,7 +13,6 @@ import asyncio
 import functools
 import json
 import logging
-import resource
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterator
@@ -250,6 +249,8 @@ def _error(error: ApiError) -> Response:
 
 def default_limit() -> int:
     """Return how many connections may be open: half of the process's file descriptors."""
+    import resource  # which Windows lacks
+
     soft_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     unlimited = soft_limit == resource.RLIM_INFINITY
     return _MAX_CONNECTIONS if unlimited else min(soft_limit // 2, _MAX_CONNECTIONS)
