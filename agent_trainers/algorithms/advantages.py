@@ -52,17 +52,12 @@ def estimate(
 
     Raises:
         UnknownNameError: If there is no such estimator.
-        ConfigurationError: If it has no such option, values do not fit the episodes, or it returns
-            another number of arrays than there are episodes, or no finite numbers.
+        TypeError: If it has no such option.
+        ConfigurationError: If values do not fit the episodes, or it returns another number of
+            arrays than there are episodes, or no finite numbers.
     """
     function = find_estimator(estimator)
-    known = estimator_options(function)
     name = estimator if isinstance(estimator, str) else getattr(function, "__name__", "estimator")
-    if unknown := sorted(set(options) - set(known)):
-        raise ConfigurationError(
-            f"{name} has no option {', '.join(map(repr, unknown))}. Its options are: "
-            f"{', '.join(known)}."
-        )
     advantages = list(function(trajectories, **options))
     if len(advantages) != len(trajectories):
         raise ConfigurationError(

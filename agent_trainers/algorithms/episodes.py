@@ -1,7 +1,7 @@
 """Input of advantage estimators, and the arithmetic that they share."""
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -11,9 +11,6 @@ Floats = npt.NDArray[np.float64]
 
 T = TypeVar("T")
 U = TypeVar("U")
-
-WHITEN_EPSILON: Final = 1e-8
-"""Added to the variance when a whole batch is whitened."""
 
 
 class Episode(Protocol):
@@ -61,14 +58,14 @@ def whiten(arrays: Sequence[Array], weights: Sequence[npt.ArrayLike] | None = No
     `weights` are how often each value counts, in the same shapes; the variance is the unbiased one
     of as many values.
     """
-    x = join([np.asarray(array, float) for array in arrays])
-    w = np.ones(len(x)) if weights is None else join([np.asarray(v, float) for v in weights])
+    x = np.concatenate([np.zeros(0), *arrays])
+    w = np.ones(len(x)) if weights is None else np.concatenate([np.zeros(0), *weights])
     total = w.sum()
     if total < 2:
         return [np.zeros_like(array) for array in arrays]
     mean = (w * x).sum() / total
     variance = (w * (x - mean) ** 2).sum() / (total - 1)
-    scale = 1.0 / np.sqrt(variance + WHITEN_EPSILON)
+    scale = 1.0 / np.sqrt(variance + 1e-8)
     # equal float32 values leave rounding, which the division would blow up
     is_constant = is_rounding(np.sqrt(variance), mean, epsilon=1e-7)
     return [
@@ -111,8 +108,3 @@ def groups(episodes: Sequence[Episode]) -> dict[str, list[int]]:
         if episode.is_scorable and len(episode.rewards):
             members.setdefault(episode.group_id, []).append(i)
     return members
-
-
-def join(arrays: Sequence[Floats]) -> Floats:
-    """Return the concatenated arrays."""
-    return np.concatenate(arrays) if len(arrays) else np.zeros(0)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from agent_envs.errors import ConfigurationError
 from agent_trainers.algorithms import episodes as shared
-from agent_trainers.algorithms.episodes import Array, Episode, Floats, discount, join
+from agent_trainers.algorithms.episodes import Array, Episode, Floats, discount
 
 Values = Sequence[Sequence[Any]]
 
@@ -63,7 +63,7 @@ def gae_token(
         rewards = [np.zeros(len(step)) for step in steps]
         for t, reward in enumerate(episode.rewards):
             rewards[t][episode.lengths[t] - 1] = reward
-        return _gae(join(rewards), join(steps), last, gamma, lam)
+        return _gae(np.concatenate(rewards), np.concatenate(steps), last, gamma, lam)
 
     return _with_values(episodes, values, bootstrap_values, credit, whiten)
 
@@ -96,7 +96,7 @@ def gae_bilevel(
             rewards = np.zeros(len(step))
             rewards[-1] = return_
             tokens.append(_gae(rewards, step, 0.0, token_gamma, token_lam))
-        return join(tokens)
+        return np.concatenate(tokens)
 
     return _with_values(episodes, values, bootstrap_values, credit, whiten)
 
@@ -108,7 +108,6 @@ def _with_values(
     credit: Callable[[Episode, list[Floats], float], Floats],
     whitens: bool,
 ) -> list[Array]:
-    """Apply `credit` to each episode, its values and the value after its end."""
     advantages = []
     ends = [0.0] * len(episodes) if bootstrap_values is None else bootstrap_values
     for i, (episode, last) in enumerate(zip(episodes, ends, strict=True)):
@@ -117,8 +116,7 @@ def _with_values(
             continue
         if len(values[i]) != len(episode.rewards):
             raise ConfigurationError(
-                f"values[{i}] must hold one entry for each of the episode's "
-                f"{len(episode.rewards)} steps; it has {len(values[i])}."
+                f"values[{i}] has {len(values[i])} entries for {len(episode.rewards)} steps."
             )
         steps = [np.atleast_1d(np.asarray(step, float)) for step in values[i]]
         last = float(last) if episode.is_truncated else 0.0
@@ -137,8 +135,7 @@ def _check_tokens(episode: Episode, steps: Sequence[Floats], *, only_actions: bo
         if len(step) < max(1, length) or (only_actions and len(step) > length):
             raise ConfigurationError(
                 f"Step {t} has {length} action tokens and {len(step)} values: there must be one "
-                "for each action token"
-                + ("." if only_actions else ", and may be more for the observation that follows.")
+                "for each action token."
             )
 
 

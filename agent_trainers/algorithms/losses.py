@@ -86,28 +86,9 @@ def policy_loss(
     )
 
 
-def cispo_loss(
-    log_ratio: torch.Tensor,
-    logprobs: torch.Tensor,
-    advantages: torch.Tensor,
-    *,
-    epsilon_high: float,
-) -> PolicyLoss:
-    """Return ``-min(r, high) A log pi`` with no gradient through the ratio (arXiv 2506.13585)."""
-    ratio = log_ratio.exp()
-    return PolicyLoss(
-        -ratio.clamp(max=epsilon_high).detach() * advantages * logprobs,
-        torch.zeros_like(ratio, dtype=torch.bool),
-        (ratio > epsilon_high) & (advantages > 0),
-    )
-
-
 PolicyLossFunction = Callable[..., PolicyLoss | torch.Tensor]
 
-POLICY_LOSSES: Final[Mapping[str, PolicyLossFunction]] = {"dapo": policy_loss, "cispo": cispo_loss}
-LOSS_ARGUMENTS: Final = (
-    "log_ratio", "logprobs", "advantages", "epsilon_low", "epsilon_high", "delta",
-)  # fmt: skip
+POLICY_LOSSES: Final[Mapping[str, PolicyLossFunction]] = {"dapo": policy_loss}
 
 
 def find_policy_loss(name: str) -> PolicyLossFunction:
@@ -118,8 +99,7 @@ def find_policy_loss(name: str) -> PolicyLossFunction:
 def evaluate_policy_loss(loss: PolicyLossFunction, **arguments: Any) -> PolicyLoss:
     """Apply a policy loss, built in or a user's own, to those of `arguments` that it takes.
 
-    The arguments are all of `LOSS_ARGUMENTS`. A loss returns a `PolicyLoss`, or just
-    the loss of each token, (B, T), unweighted.
+    A loss returns a `PolicyLoss`, or just the loss of each token, (B, T), unweighted.
     """
     taken = inspect.signature(loss).parameters
     result = loss(**{name: value for name, value in arguments.items() if name in taken})

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from agent_envs.errors import ConfigurationError
 from agent_trainers.algorithms.episodes import Array, Episode
 
 
@@ -29,7 +28,7 @@ def estimate_by_role(
         is not scorable. The result of `estimate` where no episode has roles.
 
     Raises:
-        ConfigurationError: If `estimate` does not return one number per step.
+        ValueError: If `estimate` does not return one number per step.
     """
     if not any(any(episode.roles) for episode in episodes):
         return list(estimate(episodes))
@@ -40,15 +39,8 @@ def estimate_by_role(
         for episode in episodes
     ]
     for (i, part), values in zip(parts, estimates, strict=True):
-        if not part.is_scorable:
-            continue
-        if len(values) != len(part.roles):
-            raise ConfigurationError(
-                f"The advantage estimator returned {len(values)} numbers for the {len(part.roles)} "
-                "steps of a role. With roles use one that returns an advantage per step, such as "
-                "grpo_step."
-            )
-        advantages[i][[name == part.roles[0] for name in episodes[i].roles]] = values
+        if part.is_scorable:
+            advantages[i][[name == part.roles[0] for name in episodes[i].roles]] = values
     return advantages
 
 

@@ -53,10 +53,7 @@ class ProcessGroup:
 def without_sync(accelerator: Any, model: Any, others: Sequence[Any] = ()) -> Iterator[None]:
     """Accumulate gradients without synchronisation, because another micro-batch follows.
 
-    Args:
-        accelerator: Accelerate's.
-        model: The model that the `Trainer` itself does not synchronise within a window.
-        others: Further trained models.
+    Within a window the `Trainer` itself does not synchronise `model`, but the `others`.
     """
     state = accelerator.gradient_state
     is_last = state.sync_gradients

@@ -10,8 +10,6 @@ from typing import Final, NamedTuple
 import numpy as np
 import torch
 
-from agent_trainers.batching.collate import trim
-
 _TOKENS: Final = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
 
 
@@ -50,21 +48,24 @@ def split_into_micro_batches(
     return [[row for number in numbers for row in copies[number]] for numbers in packed]
 
 
-def select_rows(
-    batch: Mapping[str, torch.Tensor], rows: Sequence[int], *, merge_equal: bool = True
-) -> MicroBatch:
-    """Return some rows of a batch as a micro-batch; of no rows, one row that weighs nothing.
-
-    With `merge_equal`, rows that are equal go through the model once.
-    """
+def select_rows(batch: Mapping[str, torch.Tensor], rows: Sequence[int]) -> MicroBatch:
+    """Return some rows of a batch as a micro-batch; of no rows, one row that weighs nothing."""
     chosen = list(rows) or [0]
-    micro_batch = MicroBatch(trim({name: tensor[chosen] for name, tensor in batch.items()}))
+    micro_batch = MicroBatch({name: tensor[chosen] for name, tensor in batch.items()})
     micro_batch.rows = list(rows)
+    # TRL pads a generation batch to its longest row: cut columns of padding, (B, P) and (B, T)
+    prompt_width = max(1, int(micro_batch["prompt_mask"].sum(dim=1).max()))
+    width = max(1, int(micro_batch["completion_mask"].sum(dim=1).max()))
+    for name, tensor in micro_batch.items():
+        if name.startswith("prompt_"):
+            micro_batch[name] = tensor[:, -prompt_width:]
+        elif tensor.dim() == 2:
+            micro_batch[name] = tensor[:, :width]
     if not rows:
         weights = [name for name in micro_batch if name.endswith("_weights")]
         micro_batch |= {name: torch.zeros_like(micro_batch[name]) for name in weights}
     groups = group_rows(*(micro_batch[name] for name in _TOKENS))
-    is_merged = merge_equal and len(groups.firsts) < len(chosen)
+    is_merged = len(groups.firsts) < len(chosen)
     micro_batch.copies = groups.group if is_merged else None
     micro_batch.forwarded = {
         name: micro_batch[name][groups.firsts] if is_merged else micro_batch[name]

@@ -6,14 +6,12 @@ between becomes part of the completion. Merging does not change the gradient, be
 causal and the loss weighs tokens, steps or trajectories, not rows.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
 
-UNMERGED: Final = "merge_steps is off"
-BRANCHED: Final = "it branches off another episode here"
 CHANGED: Final = "the environment or the chat template rewrote the past"
 
 
@@ -86,11 +84,9 @@ def make_rows(
             continue
         if not (merge and rows and rows[-1].is_extended_by(transition)):
             rows.append(Row(episode, list(transition.prompt_ids)))
-            if step > 0:
-                before = trajectory.transitions[step - 1].info
-                rows[-1].fork_reason = fork_reason(before) if merge else UNMERGED
-            if 0 < step == trajectory.start:
-                rows[-1].fork_reason = BRANCHED
+            if step > trajectory.start:
+                context = trajectory.transitions[step - 1].info.get("context", {})
+                rows[-1].fork_reason = context.get("reason") or CHANGED
         # In a rollout only the last turn can be cut off; a program may continue after one.
         is_cut = transition.info.get("finish_reason") == "length" or (
             transition is trajectory.transitions[-1]
@@ -103,12 +99,6 @@ def make_rows(
             train_between=train_observations,
         )
     return [row for row in rows if row.completion_ids]
-
-
-def fork_reason(info: Mapping[str, Any]) -> str:
-    """Return why a state did not extend the one before, by the `info` that came with it."""
-    reason = info.get("context", {}).get("reason")
-    return f"the context policy changed it: {reason}" if reason else CHANGED
 
 
 def state_row(prompt_ids: Sequence[int], pad_token_id: int) -> Row:

@@ -169,7 +169,6 @@ def forward_shared(
 
 
 def _hand_out(cache: DynamicCache, group: Sequence[int]) -> None:
-    """Give every row the keys and values of its group's prompt."""
     for layer in cache.layers:
         layer.keys = pick_rows(layer.keys, group)
         layer.values = pick_rows(layer.values, group)

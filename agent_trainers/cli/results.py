@@ -132,7 +132,7 @@ def write_results(
     `facts` describe the run; `before` and `after` are the evaluations (see `train.evaluate`), both
     may be empty.
     """
-    evaluated = trainer.training_log.evaluated
+    evaluated = trainer.evaluated
     by_environment: dict[str, dict[str, Any]] = {}
     if evaluated is not None:
         for name in evaluated.names:

@@ -1,6 +1,6 @@
 """``agent-r1-sft``: supervised fine-tuning on demonstrations before reinforcement learning.
 
-On an environment's reference actions, recorded trajectories, or conversations.
+On an environment's reference actions or recorded trajectories.
 """
 
 import functools
@@ -16,7 +16,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from trl import SFTConfig, SFTTrainer, get_peft_config
 
 from agent_envs.core.command_line import json_object
-from agent_envs.errors import ConfigurationError, DataError
+from agent_envs.errors import DataError
 from agent_trainers.batching.rows import make_rows
 from agent_trainers.cli.arguments import (
     CommandParser,
@@ -32,14 +32,9 @@ from agent_trainers.cli.train import check_loggers
 from agent_trainers.monitoring.metrics_log import MetricsLog
 from agent_trainers.policies.models import load_tokenizer
 from agent_trainers.policies.rendering import ChatRenderer
-from agent_trainers.rollout.demonstrations import play_reference, read_conversations, retell
+from agent_trainers.rollout.demonstrations import play_reference, retell
 from agent_trainers.rollout.environments import template_tools
-from agent_trainers.trainers.config import (
-    TRAINER_RANGES,
-    check_ranges,
-    fast_precision,
-    follow_the_machine,
-)
+from agent_trainers.trainers.config import check_ranges, fast_precision, follow_the_machine
 from agent_trainers.trajectory import Trajectory, load_trajectories
 
 PROGRAM: Final = "agent-r1-sft"
@@ -65,10 +60,6 @@ class WarmStartArguments(ModelArguments):
     trajectories: str | None = HfArg(
         default=None, help="Recorded episodes, as agent-r1-eval (also with collect) writes them."
     )
-    conversations: str | None = HfArg(
-        default=None,
-        help="Conversations: rows with OpenAI's 'messages', or TRL's 'prompt' and 'completion'.",
-    )
     keep_failures: bool = HfArg(default=False, help="Train on failed episodes, too.")
     resume: bool = HfArg(default=False, help="Resume from the last checkpoint in output_dir.")
     overwrite: bool = HfArg(default=False, help="Delete the run in output_dir first.")
@@ -82,7 +73,7 @@ class WarmStartConfig(SFTConfig):  # type: ignore[misc] # TRL is untyped
         """Set device and precision defaults, and check ranges."""
         follow_the_machine(self)
         super().__post_init__()
-        check_ranges(self, TRAINER_RANGES)
+        check_ranges(self)
 
 
 def make_parser(arguments: Sequence[str]) -> CommandParser:
@@ -105,8 +96,6 @@ def run(arguments: Sequence[str]) -> None:
     """Train on demonstrations."""
     parser = make_parser(arguments)
     options, config = parser.build(parser.read(arguments))
-    if options.trajectories and options.conversations:
-        raise ConfigurationError("--trajectories and --conversations: give one of the two.")
     check_loggers(config)
     env_kwargs = json_object(options.env_kwargs, "--env_kwargs")
     folder = open_run(
@@ -155,8 +144,6 @@ def _demonstrations(
 ) -> Iterable[Trajectory]:
     """Return the demonstrations, in the model's tokens."""
     renderer = ChatRenderer(tokenizer)
-    if options.conversations is not None:
-        return read_conversations(options.conversations, renderer)
     if options.trajectories is not None and options.env is None:
         return (retell(t, renderer, None) for t in load_trajectories(options.trajectories))
     found = inspect_environment(options.env or DEFAULT_ENV, env_kwargs, tokenizer, notify)

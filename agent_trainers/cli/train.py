@@ -265,7 +265,6 @@ def evaluate(trainer: StepGRPOTrainer) -> dict[str, Any]:
     """
     if trainer.eval_dataset is None:
         return {}
-    trainer.forget_trajectories("eval")
     # otherwise TensorBoard and trackio would start another run elsewhere; harmless when repeated
     _call_loggers(trainer, "on_train_begin")
     trainer.evaluate()
@@ -275,7 +274,7 @@ def evaluate(trainer: StepGRPOTrainer) -> dict[str, Any]:
     number = episodes.groupby(["env", "task"]).cumcount()
     episodes = episodes[number < trainer.num_generations_eval]
     tables = {"": episodes}
-    if (evaluated := trainer.training_log.evaluated) is not None:
+    if (evaluated := trainer.evaluated) is not None:
         tables = {"": episodes[~episodes["env"].isin(evaluated.variants)]}
         tables |= {str(name): own for name, own in episodes.groupby("env")}
     return {

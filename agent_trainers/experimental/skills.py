@@ -104,7 +104,7 @@ class SkillDistillation(Extension):
         if prompts:
             masks = [[1] * len(prompt_ids) for prompt_ids in prompts.values()]
             for name, values in (("prompt_ids", list(prompts.values())), ("prompt_mask", masks)):
-                padded = pad_rows(values, multiple=1, side="left")
+                padded = pad_rows(values, side="left")
                 batch[name] = padded.to(tensors[name].device)
         logprobs = self._scorer.evaluate_logprobs(policy, batch)
         taught["teacher_per_token_logps"][chosen] = logprobs

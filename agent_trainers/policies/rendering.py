@@ -94,20 +94,6 @@ class ChatRenderer:
         """Return the tokens of a turn of the model, including the end of the turn."""
         return [*self.note_ids(text), self._end_of_turn]
 
-    def message_ids(self, messages: Sequence[Message], tools: Schemas) -> list[int]:
-        """Return the tokens of the last message, a turn of the model with structured calls."""
-        guarded, schemas = self._guard(messages), self.control_tokens.guard(tools)
-        before = self._apply_template(guarded[:-1], schemas)
-        whole = self._apply_template(guarded, schemas, add_generation_prompt=False)
-        if not whole.startswith(before):
-            raise ConfigurationError(
-                f"The chat template of {self.tokenizer.name_or_path!r} does not write a turn after "
-                "its generation prompt. Write the call into the message's content instead."
-            )
-        turn = whole[len(before) :]
-        ends = (e for i, _, e in self.control_tokens.find(turn) if i == self._end_of_turn)
-        return self.control_tokens.encode(turn[: next(ends, len(turn))])
-
     def note_ids(self, text: str) -> list[int]:
         """Return the tokens of a text in a message that may quote the model's turns."""
         return self.control_tokens.encode(self.control_tokens.guard(text, self._own_markup))

@@ -18,7 +18,7 @@ from agent_envs.core.async_bridge import CallSession, resolve
 from agent_envs.data.records import read_records
 from agent_envs.errors import ConfigurationError, DataError, RolloutError
 from agent_trainers.gateway import Gateway, Session, SessionLimits
-from agent_trainers.policies.policy import Policy, Schemas
+from agent_trainers.policies.policy import Policy
 from agent_trainers.programs.program import (
     Outcome,
     Program,
@@ -31,6 +31,7 @@ from agent_trainers.programs.program import (
     read_outcome,
 )
 from agent_trainers.rollout.episode import EpisodeSpec
+from agent_trainers.tasks.sources import TaskSource
 from agent_trainers.trajectory import StopReason, Trajectory
 
 OnEnd = Callable[[Trajectory], object]
@@ -38,12 +39,9 @@ PROCESSES_PER_CORE: Final = 4
 """Programs wait for the model most of the time."""
 
 
-class ProgramTasks:
+class ProgramTasks(TaskSource):
     """A program and its tasks, in place of an environment in `StepGRPOTrainer`."""
 
-    names: Sequence[str] = ()
-    tools: Schemas = None
-    reward_terms: Mapping[str, float] | None = None
     outcome_terms: frozenset[str] = frozenset({"outcome"})
 
     def __init__(
@@ -77,6 +75,7 @@ class ProgramTasks:
         self.tasks = read_records(tasks) if isinstance(tasks, str | Path) else [*tasks]
         if not self.tasks:
             raise DataError("tasks: there is no task in it.")
+        self.num_tasks = len(self.tasks)
         if min(max_calls, max_concurrency or 1) < 1:
             raise ConfigurationError("max_concurrency and max_calls must be positive.")
         for role in frozen_roles:
@@ -88,10 +87,6 @@ class ProgramTasks:
         self.max_concurrency, self.max_calls = max_concurrency, max_calls
         self.frozen_roles = frozenset(frozen_roles)
         self.ignored_parameters = tuple(ignored_parameters)
-
-    @property
-    def num_tasks(self) -> int:
-        return len(self.tasks)
 
     def make_rollout(self, policy: Policy, **settings: Any) -> "ProgramRollout":
         """Return a rollout of the program with `policy`; `settings` are those of `Rollout`."""

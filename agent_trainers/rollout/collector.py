@@ -232,7 +232,6 @@ class _EpisodeLoop:
                 self._end(key)
 
     def _close_late_ones(self) -> None:
-        """End the episodes that took too long."""
         if (timeout := self._rollout.episode_timeout) is None:
             return
         for key, episode in list(self._active.items()):
@@ -254,7 +253,6 @@ class _EpisodeLoop:
         self._session.submit(episode.number, lambda: function(timeout), timeout * num_calls)
 
     def _record_all(self, outcomes: Sequence[Outcome]) -> None:
-        """Record results of environments; request the next actions."""
         for outcome in outcomes:
             episode = self._episodes[outcome.key]
             episode.step_seconds.append(outcome.seconds)

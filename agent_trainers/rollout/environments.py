@@ -4,7 +4,7 @@ import logging
 import reprlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -27,7 +27,6 @@ TextEnv = gym.Env[str, str]
 MakeEnv = Callable[[], TextEnv]
 
 _KNOWN_WRAPPERS: Final = ("gymnasium.", "agent_envs.")
-T = TypeVar("T", bound=BaseModel)
 _log = logging.getLogger(__name__)
 
 
@@ -82,13 +81,11 @@ def lend_tokenizer(policy: Policy, env: TextEnv, info: dict[str, Any]) -> None:
 def is_immediate(env: TextEnv) -> bool:
     """Return whether an environment only computes, so that it needs no thread and no deadline.
 
-    The environment says so by ``is_immediate``; a foreign wrapper around it needs the same
-    attribute in its own class.
+    The environment says so by ``is_immediate``; no foreign wrapper may be around it.
     """
     try:
         while isinstance(env, gym.Wrapper):
-            only_computes = vars(type(env)).get("is_immediate", False)
-            if not (only_computes or type(env).__module__.startswith(_KNOWN_WRAPPERS)):
+            if not type(env).__module__.startswith(_KNOWN_WRAPPERS):
                 return False
             env = env.env
         return bool(getattr(env, "is_immediate", False))
@@ -110,6 +107,8 @@ class _Message(BaseModel, extra="allow"):
 
 
 class _Info(BaseModel):
+    messages: Annotated[Sequence[_Message] | None, Field(min_length=1)] = None
+    tools: list[dict[str, JsonValue]] | None = None
     metrics: dict[StrictStr, _Number] = {}
     reward_terms: dict[StrictStr, _Number] = {}
     task_id: Annotated[str | int | None, _PLAIN] = None
@@ -118,29 +117,19 @@ class _Info(BaseModel):
     context: Mapping[str, Any] | None = None
 
 
-class _State(_Info):
-    messages: Annotated[Sequence[_Message], Field(min_length=1)]
-    tools: list[dict[str, JsonValue]] | None = None
-
-
-def _checked_by(kind: type[BaseModel]) -> AfterValidator:
-    """Return a validator that checks a value and leaves it unchanged."""
-    return AfterValidator(lambda value: (kind.model_validate(value), value)[1])
-
-
-class _Reset(BaseModel):
-    observation: StrictStr
-    info: Annotated[dict[str, Any], Strict(), _checked_by(_State)]
+def _checked(info: dict[str, Any]) -> dict[str, Any]:
+    _Info.model_validate(info)
+    return info
 
 
 class StepAnswer(BaseModel):
-    """Checked result of `step`."""
+    """Checked result of `step`, or of `reset`, which has only an observation and `info`."""
 
     observation: StrictStr
-    reward: _Number
-    terminated: _Flag
-    truncated: _Flag
-    info: Annotated[dict[str, Any], Strict(), _checked_by(_Info)]
+    reward: _Number = 0.0
+    terminated: _Flag = False
+    truncated: _Flag = False
+    info: Annotated[dict[str, Any], Strict(), AfterValidator(_checked)]
 
 
 def read_reset(answer: Any) -> dict[str, Any]:
@@ -149,7 +138,7 @@ def read_reset(answer: Any) -> dict[str, Any]:
     Raises:
         TypeError: If a part has the wrong type; names the part and its value.
     """
-    return _read(_Reset, "reset", answer).info
+    return _read(("observation", "info"), "reset", answer).info
 
 
 def read_step(answer: Any) -> StepAnswer:
@@ -158,17 +147,16 @@ def read_step(answer: Any) -> StepAnswer:
     Raises:
         TypeError: If a part has the wrong type; names the part and its value.
     """
-    step = _read(StepAnswer, "step", answer)
-    if not step.terminated:
-        _read(_Reset, "step", (step.observation, step.info))
-    return step
+    return _read(tuple(StepAnswer.model_fields), "step", answer)
 
 
-def _read(kind: type[T], method: str, answer: Any) -> T:
-    names = tuple(kind.model_fields)
+def _read(names: tuple[str, ...], method: str, answer: Any) -> StepAnswer:
+    if not isinstance(answer, tuple | list) or len(answer) != len(names):
+        raise TypeError(f"{method}() returned {reprlib.repr(answer)}; it must return {names}.")
     try:
-        if isinstance(answer, tuple | list) and len(answer) == len(names):
-            return kind.model_validate(dict(zip(names, answer, strict=True)))
+        step = StepAnswer.model_validate(dict(zip(names, answer, strict=True)))
     except ValidationError as error:
         raise TypeError(f"{method}() returned a malformed result: {error}") from None
-    raise TypeError(f"{method}() returned {reprlib.repr(answer)}; it must return {names}.")
+    if not step.terminated and step.info.get("messages") is None:
+        raise TypeError(f"{method}() returned an info without messages.")
+    return step

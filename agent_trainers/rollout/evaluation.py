@@ -118,6 +118,5 @@ def choose_by_majority(attempts: Sequence[Trajectory]) -> int:
 
 
 def _answers(trajectory: Trajectory) -> tuple[str, ...]:
-    """Return the normalised answers of an episode."""
     actions = (step.info.get("action", {}) for step in trajectory.transitions)
     return tuple(normalize_answer(a["answer"]) for a in actions if a.get("kind") == "answer")

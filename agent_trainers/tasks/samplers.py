@@ -164,7 +164,6 @@ class TaskSampler:
         self._level, self._newest = state["level"], list(state["newest"])
 
     def _shares(self) -> list[float]:
-        """Return the factor of each pool's weight."""
         if self._curriculum is None:
             return [1.0] * len(self.pools)
         review = self._curriculum.review / self._level if self._level else 0.0
@@ -172,7 +171,6 @@ class TaskSampler:
         return [*[review] * self._level, own, *[0.0] * (len(self.pools) - self._level - 1)]
 
     def _task(self, i: int, number: int) -> int:
-        """Return the task of the draw `number` from the pool `i`."""
         tasks = self.pools[i].tasks
         if tasks is None:
             return int(np.random.default_rng([self._seed, i, number]).integers(ENDLESS))

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final
 
 import numpy as np
 from datasets import Dataset
@@ -19,40 +19,37 @@ NUM_EVAL_TASKS: Final = 200
 """Default number of evaluation tasks of an environment."""
 
 
-@runtime_checkable
-class TaskSource(Protocol):
+class TaskSource:
     """Tasks by index, and the collector that runs them."""
 
-    names: Sequence[str]
+    num_tasks: int | None
+    """Number of tasks; None where they are endless."""
+    names: Sequence[str] = ()
     """The names of environments, where there are several; rows have them in a column ``env``."""
-    tools: Schemas
+    tools: Schemas = None
     """Tools that the chat template describes, if any."""
-    reward_terms: Mapping[str, float] | None
+    reward_terms: Mapping[str, float] | None = None
     """The reward terms and their weights; None where they are not known in advance."""
-    outcome_terms: frozenset[str]
+    outcome_terms: frozenset[str] = frozenset()
     """Reward terms that are outcomes."""
-
-    @property
-    def num_tasks(self) -> int | None:
-        """Number of tasks; None where they are endless."""
 
     def make_rollout(self, policy: Policy, **settings: Any) -> Collector:
         """Return the collector; the settings are those of `Rollout`."""
+        raise NotImplementedError
 
 
 EnvLike = Member | TaskSource | Sequence[Member]
 
 
-class EnvironmentTasks:
+class EnvironmentTasks(TaskSource):
     """The tasks of one environment, or of several that have names, run by one `Rollout`."""
 
     def __init__(self, members: Sequence[EnvMember], variants: Sequence[EnvMember] = ()) -> None:
         """Make one of each environment to inspect it; `variants` are only evaluated."""
         self.members = [*members, *variants]
-        self.names: Sequence[str] = [member.name for member in self.members if member.name]
+        self.names = [member.name for member in self.members if member.name]
         self.variants = frozenset(variant.name for variant in variants)
         self.pools: list[TaskPool] = []
-        self.outcome_terms: frozenset[str] = frozenset()
         tools: list[Any] = []
         terms: list[Mapping[str, float] | None] = []
         for member in self.members:
@@ -72,9 +69,9 @@ class EnvironmentTasks:
             tools += template_tools(info) or ()
             terms.append(getattr(own, "reward_weights", None))
             self.outcome_terms |= getattr(own, "outcome_terms", frozenset())
-        self.tools: Schemas = tools or None
+        self.tools = tools or None
         known = {name: weight for weights in terms for name, weight in (weights or {}).items()}
-        self.reward_terms: Mapping[str, float] | None = None if None in terms else known
+        self.reward_terms = None if None in terms else known
         sizes = [None if pool.tasks is None else len(pool.tasks) for pool in self.pools]
         self.num_tasks = None if None in sizes else sum(size or 0 for size in sizes)
 
@@ -100,11 +97,7 @@ def evaluation_source(
     if not eval_envs and eval_env is not None:
         return task_source(eval_env)
     evaluated = trained if eval_env is None else eval_env
-    if isinstance(evaluated, TaskSource):
-        if eval_envs:
-            raise ConfigurationError(
-                "eval_envs lists environments, but the run trains a program: use eval_tasks."
-            )
+    if isinstance(evaluated, TaskSource) and not eval_envs:
         return None
     members = read_members(evaluated, "env")
     if not (eval_envs or any(member.eval_kwargs for member in members)):

@@ -1,30 +1,19 @@
 """Batch builder: from trajectories to rows, tensors, loss weights and credit, in one pass."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from agent_envs.errors import ConfigurationError
-from agent_trainers.algorithms.episodes import Array
-from agent_trainers.batching.collate import collate, num_rows_per_process, pad_like
+from agent_trainers.batching.collate import collate, pad_like
 from agent_trainers.batching.per_token import credit_masks, loss_weights, spread_over_tokens
 from agent_trainers.batching.rows import Row, make_rows, padding_row
 from agent_trainers.monitoring.episode_statistics import EpisodeSummary, summarise
 from agent_trainers.monitoring.trajectory_samples import BatchRecord
 from agent_trainers.trajectory import Trajectory
-
-
-class Credit(NamedTuple):
-    """Advantages of a batch."""
-
-    advantages: Sequence[Array]
-    """Of all processes' episodes: one per step, (S,), or one per token, (N,)."""
-    tensors: Mapping[str, torch.Tensor] = {}
-    """Targets of a critic, (B, T)."""
-    metrics: Mapping[str, float] = {}
 
 
 class BuiltBatch(NamedTuple):
@@ -34,7 +23,6 @@ class BuiltBatch(NamedTuple):
     """This process's share."""
     episodes: Sequence[EpisodeSummary]
     """All processes' episodes."""
-    credit: Credit
 
 
 class BatchBuilder:
@@ -50,7 +38,15 @@ class BatchBuilder:
     ) -> BuiltBatch:
         """Build a batch of this process's trajectories for the model `policy`."""
         rows = self._make_rows(trajectories)
-        tensors = self._collate(rows, is_training=policy.training)
+        # as many rows in each process, and no uneven tail, which TRL's split_tensor_dict would drop
+        num_splits = self._args.steps_per_generation if policy.training else 1
+        most = max(self._processes.all_gather(len(rows)))
+        num_rows = max(1, math.ceil(most / num_splits)) * num_splits
+        padded = [*rows, *[padding_row(self._pad)] * (num_rows - len(rows))]
+        tensors = {
+            name: tensor.to(self._processes.device)
+            for name, tensor in collate(padded, self._pad).items()
+        }
         tokens = tensors["completion_ids"]
         weights = pad_like(loss_weights(rows, self._args.loss_denominator), tokens)
         tensors["loss_weights"] = self._processes.normalise(weights)
@@ -62,19 +58,18 @@ class BatchBuilder:
         episodes = self._processes.all_gather_objects(own)
         first = self._processes.num_before(len(own))
         record = BatchRecord(trajectories=trajectories, rows=rows, tensors=tensors)
-        credit = self._trainer.assign_credit(record, episodes, first)
+        credit, targets = self._trainer.assign_credit(record, episodes, first)
 
-        advantages = credit.advantages[first : first + len(own)]
+        advantages = credit[first : first + len(own)]
         masks = credit_masks(rows, actions_only=self._args.advantage_mask)
         num_steps = [len(episode.rewards) for episode in own]
         spread = spread_over_tokens(rows, masks, advantages, num_steps)
-        tensors |= {"advantages": pad_like(spread, tokens), **credit.tensors}
-        record = dataclasses.replace(record, advantages=advantages)
+        tensors |= {"advantages": pad_like(spread, tokens), **targets}
         episodes = [
             dataclasses.replace(episode, has_signal=bool(np.any(values)))
-            for episode, values in zip(episodes, credit.advantages, strict=True)
+            for episode, values in zip(episodes, credit, strict=True)
         ]
-        return BuiltBatch(record, episodes, credit)
+        return BuiltBatch(dataclasses.replace(record, advantages=advantages), episodes)
 
     def _make_rows(self, trajectories: Sequence[Trajectory]) -> list[Row]:
         rows: list[Row] = []
@@ -99,11 +94,3 @@ class BatchBuilder:
                 )
             rows += own
         return rows
-
-    def _collate(self, rows: list[Row], *, is_training: bool) -> dict[str, torch.Tensor]:
-        """Pad this process's rows, and add padding rows up to the common number of rows."""
-        num_splits = self._args.steps_per_generation if is_training else 1
-        num_rows = num_rows_per_process(self._processes.all_gather(len(rows)), num_splits)
-        padding = [padding_row(self._pad)] * (num_rows - len(rows))
-        tensors = collate([*rows, *padding], self._pad, self._args.pad_to_multiple_of)
-        return {name: tensor.to(self._processes.device) for name, tensor in tensors.items()}

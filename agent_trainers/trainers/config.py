@@ -1,7 +1,7 @@
 """Settings of the step-level trainers: TRL's, some of ours, and presets by algorithm."""
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
@@ -17,12 +17,7 @@ from agent_trainers.algorithms.advantages import (
     estimator_options,
     needs_values,
 )
-from agent_trainers.algorithms.losses import (
-    LOSS_ARGUMENTS,
-    POLICY_LOSSES,
-    RATIO_LEVELS,
-    find_policy_loss,
-)
+from agent_trainers.algorithms.losses import RATIO_LEVELS, find_policy_loss
 from agent_trainers.algorithms.reward_schedules import parse_schedules
 from agent_trainers.batching.per_token import DENOMINATORS
 from agent_trainers.tasks.samplers import parse_curriculum
@@ -72,6 +67,8 @@ _REFUSALS: Final[tuple[tuple[str, tuple[Any, ...], str], ...]] = (
     ("top_entropy_quantile", (1.0,), _MICRO_BATCH),
     ("entropy_coef", (0.0,), _MICRO_BATCH),
     ("router_aux_loss_coef", (None, 0.0), _MICRO_BATCH),
+    ("pad_to_multiple_of", (None,), "rows are padded to the longest of their micro-batch"),
+    ("sync_ref_model", (False,), "checkpoints would not hold a reference that moves"),
     ("log_completions", (False,), "the episodes of a run are on its pages"),
     ("use_adaptive_entropy", (False,), _MICRO_BATCH),
     ("cache_implementation", (None,), "rollouts have their own cache"),
@@ -81,34 +78,30 @@ _REFUSALS: Final[tuple[tuple[str, tuple[Any, ...], str], ...]] = (
     ("multi_objective_aggregation", ("sum_then_normalize",), "the environment sums its rewards"),
     ("max_tool_calling_iterations", (None,), "use gym.make(..., max_episode_steps=N)"),
 )
-Ranges = Mapping[str, tuple[Callable[[float], bool], Collection[str]]]
-TRAINER_RANGES: Final[Ranges] = {
-    "at least 1": (
+_RANGES: Final[tuple[tuple[str, Callable[[float], bool], tuple[str, ...]], ...]] = (
+    ("in [0, 1]", lambda x: 0 <= x <= 1, ("gamma", "lam")),
+    ("in (0, 1]", lambda x: 0 < x <= 1, ("max_fault_share",)),
+    ("at least 0", lambda x: x >= 0, ("seed", "max_extra_groups", "critic_warmup_steps")),
+    ("a number, at least 0", lambda x: 0 <= x < math.inf, ("learning_rate",)),
+    (
+        "at least 1",
         lambda x: x >= 1,
         (
-            "per_device_train_batch_size", "per_device_eval_batch_size",
-            "gradient_accumulation_steps",
+            "per_device_train_batch_size", "per_device_eval_batch_size", "max_length",
+            "gradient_accumulation_steps", "max_prompt_length", "max_tokens_per_micro_batch",
+            "max_completion_length",
         ),
     ),
-    "at least 0": (lambda x: x >= 0, ("seed",)),
-    "a number, at least 0": (lambda x: 0 <= x < math.inf, ("learning_rate",)),
-}  # fmt: skip
-"""Ranges of settings that every trainer has and transformers does not check."""
-_RANGES: Final[Ranges] = {
-    "in [0, 1]": (lambda x: 0 <= x <= 1, ("gamma", "lam")),
-    "in (0, 1]": (lambda x: 0 < x <= 1, ("max_fault_share",)),
-    "0 or more": (lambda x: x >= 0, ("max_extra_groups",)),
-    "1 or more": (
-        lambda x: x >= 1,
-        ("max_prompt_length", "max_tokens_per_micro_batch", "max_completion_length"),
+    (
+        "positive",
+        lambda x: x > 0,
+        (
+            "step_timeout", "episode_timeout", "temperature", "value_coef", "value_clip_range",
+            "critic_learning_rate",
+        ),
     ),
-    "positive": (lambda x: x > 0, ("step_timeout", "episode_timeout", "temperature")),
-    **TRAINER_RANGES,
-}
-_CHOICES: Final[Mapping[str, Collection[str]]] = {
-    "importance_sampling_level": RATIO_LEVELS,
-    "loss_denominator": DENOMINATORS,
-}
+)  # fmt: skip
+"""Ranges of settings that transformers and TRL do not check."""
 _BF16_INSTRUCTIONS: Final = ("avx512_bf16", "amx_bf16")
 
 
@@ -131,9 +124,8 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
     )
     loss_type: str = HfArg(
         default="dapo",
-        help="Policy loss of a token: 'dapo' (clipped policy gradient), 'cispo', or an import "
-        "path, 'my_module:my_loss', of a function that takes any of "
-        + f"{', '.join(LOSS_ARGUMENTS)} by name and returns a loss per token.",
+        help="Policy loss of a token: 'dapo' (clipped policy gradient), or an import path, "
+        "'my_module:my_loss', of a function like agent_trainers.algorithms.losses.policy_loss.",
     )
     gamma: float = HfArg(
         default=1.0, help="Discount in [0, 1], per step (one model turn); per token in gae_token."
@@ -142,27 +134,21 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
         default=None, help="Lambda of generalised advantages, in [0, 1]. Default: 1."
     )
     estimator_kwargs: str | None = HfArg(
-        default=None,
-        help="Further options of the estimator as JSON: token_gamma and token_lam of gae_bilevel, "
-        "step_advantage_weight of gigpo: '{\"token_lam\": 0.95}'.",
+        default=None, help="Further options of the estimator as JSON: '{\"token_lam\": 0.95}'."
     )
     loss_denominator: str = HfArg(
         default="token",
         help="The loss is a mean over every trained 'token' of the batch, 'step', or 'trajectory'.",
     )
     loss_mask: bool = HfArg(
-        default=True,
-        help="Train sampled tokens only. Off, observations get the advantage of the action before "
-        "them, as in the ablation of Agent-R1.",
+        default=True, help="Train sampled tokens only. Off, observations, too, for an ablation."
     )
     advantage_mask: bool = HfArg(
         default=True,
-        help="gae_token: compute advantages over sampled tokens only, unlike Agent-R1's ablation.",
+        help="gae_token: credit sampled tokens only. Off, observations, too.",
     )
     use_bias_correction_kl: bool = HfArg(
-        default=False,
-        help="Multiply the divergence in the loss by each token's importance ratio, at most 3, as "
-        "in DeepSeek-V3.2 (arXiv 2512.02556). Off, unlike in TRL, it is the estimate of GRPO.",
+        default=False, help="Multiply the divergence by each token's importance ratio, at most 3."
     )
     reward_schedules: str | None = HfArg(
         default=None,
@@ -172,20 +158,17 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
     )
     curriculum: str | None = HfArg(
         default=None,
-        help="Selects tasks by the success so far: 'levels' (the environments of the run, easy to "
-        "hard; the next begins when the newest is solved), or JSON: "
-        '\'{"kind": "levels", "target": 0.8}\'.',
+        help="Selects tasks by the success so far: 'levels' goes through the run's environments, "
+        'easy to hard; with settings \'{"kind": "levels", "target": 0.8}\'.',
     )
     max_extra_groups: int = HfArg(
         default=0,
-        help="Dynamic sampling (DAPO, arXiv 2503.14476): how many groups without variance in their "
-        "returns are replaced by groups of other tasks, per batch; 0 for none.",
+        help="Dynamic sampling (DAPO): groups without variance that others replace, per batch.",
     )
     extensions: str | None = HfArg(
         default=None,
-        help="Extension of the trainer by import path, such as "
-        "agent_trainers.experimental.hack_watch:HackWatch, or several as JSON with their "
-        'arguments: \'{"my_module:MyExtension": {"weight": 0.5}}\'.',
+        help="Import path of an extension of the trainer, or several as JSON with their arguments: "
+        '\'{"my_module:MyExtension": {"weight": 0.5}}\'.',
     )
     max_tokens_per_micro_batch: int | None = HfArg(
         default=None,
@@ -197,23 +180,20 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
         help="Longest state in tokens. Default: the model's context less max_completion_length.",
     )
     step_timeout: float = HfArg(
-        default=300.0,
-        help="Seconds that a step of an environment may take before its episode is left out.",
+        default=300.0, help="Seconds that a step may take before its episode is left out."
     )
     episode_timeout: float | None = HfArg(
-        default=None,
-        help="Seconds that an episode may take before it is left out; no limit by default.",
+        default=None, help="Seconds that an episode may take before it is left out."
     )
     max_fault_share: float | None = HfArg(
         default=0.5,
-        help="Largest share of a batch's episodes that may fail for infrastructure reasons: more "
-        "in three consecutive batches, or all of one, end the run. None only counts them.",
+        help="Share of a batch's episodes that may fail for infrastructure reasons; more in three "
+        "consecutive batches, or all of one, end the run.",
     )
     max_logprob_drift: float | None = HfArg(
         default=0.2,
         help="Largest mean difference, in nats per token, of log-probabilities at sampling and in "
-        "the trainer; more ends the run. None only reports it. Not checked where top_p, top_k, "
-        "min_p or a repetition penalty change the distribution.",
+        "the trainer. Not checked where top_p, top_k, min_p or a repetition penalty is set.",
     )
     vllm_importance_sampling_mode: str = HfArg(
         default="token_truncate", help="As in TRL; only its token-level modes are supported."
@@ -230,9 +210,11 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
                 setattr(self, option, import_path(given, kind=option))
         follow_the_machine(self)
         super().__post_init__()
-        for option, names in _CHOICES.items():
+        for option, names in (
+            ("importance_sampling_level", RATIO_LEVELS), ("loss_denominator", DENOMINATORS),
+        ):  # fmt: skip
             lookup(dict.fromkeys(names), getattr(self, option), kind=option)
-        check_ranges(self, _RANGES)
+        check_ranges(self)
         self._check_functions()
         for option, supported, reason in _REFUSALS:
             if (value := getattr(self, option)) not in supported:
@@ -249,7 +231,7 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
         known = estimator_options(self.advantage_estimator)
         settings = {"gamma": self.gamma, "lam": self.lam, "scale": self.scale_rewards}
         given = {k: v for k, v in settings.items() if k in known and v is not None}
-        return given | self._estimator_kwargs()
+        return given | json_object(self.estimator_kwargs, "estimator_kwargs")
 
     @property
     def num_train_groups(self) -> int | None:
@@ -260,26 +242,12 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
         num_batches = -(-micro_steps // (self.steps_per_generation * self.num_iterations))
         return int(num_batches * self.generation_batch_size // self.num_generations)
 
-    def _estimator_kwargs(self) -> dict[str, Any]:
-        return json_object(self.estimator_kwargs, "estimator_kwargs")
-
     def _check_functions(self) -> None:
         """Check that estimator and loss exist, take their options, and go with the others."""
-        if self.loss_type not in POLICY_LOSSES and ":" not in self.loss_type:
-            raise ConfigurationError(
-                f"loss_type={self.loss_type!r} is not supported: TRL's others average over rows or "
-                "micro-batches; here loss_denominator selects the mean. Set "
-                f"loss_type={' or '.join(map(repr, POLICY_LOSSES))}, or an import path."
-            )
         find_policy_loss(self.loss_type)
-        if self.loss_type == "cispo" and (self.epsilon_high is None or self.epsilon_high < 1):
-            raise ConfigurationError(
-                f"loss_type='cispo' takes epsilon_high={self.epsilon_high} as the largest ratio "
-                "itself. Set it to more than 1: 5.0 in ScaleRL (arXiv 2510.13786)."
-            )
         estimator = self.advantage_estimator
         known = estimator_options(estimator)
-        for name in self._estimator_kwargs():
+        for name in self.estimator_settings:
             lookup(dict.fromkeys(known), name, kind=f"option of {estimator}")
         is_masked = self.advantage_mask or estimator == "gae_token" or ":" in estimator
         unused = {
@@ -299,12 +267,6 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
                 f"advantage_estimator={estimator!r} needs a critic: use StepPPOTrainer with "
                 "StepPPOConfig, or agent-r1-train --algorithm ppo."
             )
-
-
-_PPO_RANGES: Final[Ranges] = {
-    "positive": (lambda x: x > 0, ("value_coef", "value_clip_range", "critic_learning_rate")),
-    "0 or more": (lambda x: x >= 0, ("critic_warmup_steps",)),
-}
 
 
 @dataclass
@@ -346,7 +308,6 @@ class StepPPOConfig(StepGRPOConfig):
                 f"advantage_estimator={self.advantage_estimator!r} uses no critic: use "
                 "StepGRPOTrainer with StepGRPOConfig."
             )
-        check_ranges(self, _PPO_RANGES)
 
 
 def has_critic(algorithm: str) -> bool:
@@ -378,9 +339,10 @@ def follow_the_machine(config: Any) -> None:
         config.bf16 = False
 
 
-def check_ranges(settings: Any, ranges: Ranges) -> None:
+def check_ranges(settings: Any) -> None:
     """Refuse numbers that are out of their range; None is in any."""
-    for words, (is_in, options) in ranges.items():
+    for words, is_in, options in _RANGES:
         for option in options:
-            if (value := getattr(settings, option)) is not None and not is_in(value):
+            value = getattr(settings, option, None)
+            if value is not None and not is_in(value):
                 raise ConfigurationError(f"{option} must be {words}, not {value}.")

@@ -74,7 +74,6 @@ class TrainerGenerator:
 
     @contextmanager
     def _model_context(self) -> Iterator[Any]:
-        """Yield the model for generation."""
         trainer = self._trainer
         with (
             unwrap_model_for_generation(

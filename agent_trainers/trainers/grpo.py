@@ -8,7 +8,7 @@ are in one place below, and each states what it relies on.
 
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,12 +20,11 @@ from transformers import PreTrainedTokenizerBase, Trainer
 from agent_envs.core.lookup import lookup
 from agent_envs.errors import ConfigurationError
 from agent_trainers.algorithms.advantages import estimate
-from agent_trainers.algorithms.episodes import apart
+from agent_trainers.algorithms.episodes import Array, apart
 from agent_trainers.algorithms.reward_schedules import reward_factors
 from agent_trainers.algorithms.roles import estimate_by_role
 from agent_trainers.batching.distributed import ProcessGroup, without_sync
 from agent_trainers.batching.micro_batch import MicroBatch
-from agent_trainers.batching.shared_prefix import TokenScores
 from agent_trainers.monitoring.env_statistics import EvaluatedEnvironments
 from agent_trainers.monitoring.episode_statistics import EpisodeSummary
 from agent_trainers.monitoring.live_view import show_in_notebook
@@ -43,7 +42,7 @@ from agent_trainers.tasks.sources import (
     training_pools,
     training_rows,
 )
-from agent_trainers.trainers.batch_builder import BatchBuilder, Credit
+from agent_trainers.trainers.batch_builder import BatchBuilder
 from agent_trainers.trainers.config import StepGRPOConfig
 from agent_trainers.trainers.extensions import Extension, make_extensions
 from agent_trainers.trainers.generation import TrainerGenerator
@@ -128,9 +127,8 @@ class StepGRPOTrainer(ResumableTrainer):
         self._compose(source, eval_source, sampler)
         self.last_batch: BatchRecord | None = None
         self.trajectories: dict[str, list[Trajectory]] = {"train": [], "eval": []}
-        """This process's episodes: the last batch in ``"train"``, and in ``"eval"`` those of the
-        evaluations at the last optimiser step that had any."""
-        self._last_evaluated_step: int | None = None
+        """This process's episodes: of the last batch in ``"train"``, and in ``"eval"`` of the last
+        evaluation."""
         show_in_notebook(self)
         self._trained_beside: tuple[torch.nn.Module, ...] = ()
         """Models that are trained in addition to the policy."""
@@ -140,8 +138,7 @@ class StepGRPOTrainer(ResumableTrainer):
     def _compose(
         self, source: TaskSource, eval_source: TaskSource | None, sampler: TaskSampler | None
     ) -> None:
-        """Make the parts of the trainer."""
-        args = self.args
+        args, self.source = self.args, source
         self.processes = ProcessGroup(self.accelerator)
         self.means = RunningMeans(self.processes)
         self.generator = TrainerGenerator(self)
@@ -156,43 +153,36 @@ class StepGRPOTrainer(ResumableTrainer):
         train = source.make_rollout(**settings)
         evaluate = train if eval_source is None else eval_source.make_rollout(**settings)
         evaluated = eval_source or source
-        self.rollouts = TrainerRollouts(
-            args,
-            self.processes,
-            {"train": self.num_generations, "eval": self.num_generations_eval},
-            {"train": train, "eval": evaluate},
-            sampler=sampler,
-            env_names=[*dict.fromkeys([*source.names, *evaluated.names])],
-            extensions=self.extensions,
-        )
+        names = [*dict.fromkeys([*source.names, *evaluated.names])]
+        collectors = {"train": train, "eval": evaluate}
+        self.rollouts = TrainerRollouts(self, collectors, sampler, names)
         self.scorer = Scorer(self)
         self.builder = BatchBuilder(self)
-        variants = None
+        self.evaluated: EvaluatedEnvironments | None = None
         if isinstance(evaluated, EnvironmentTasks) and evaluated.names:
-            group_size = self.num_generations_eval
-            variants = EvaluatedEnvironments(evaluated.names, evaluated.variants, group_size)
-        self.training_log = TrainingLog(self, source.outcome_terms, source.names, variants)
+            self.evaluated = EvaluatedEnvironments(
+                evaluated.names, evaluated.variants, self.num_generations_eval
+            )
+        self.training_log = TrainingLog(self)
         self.clock = StepClock(self._metrics["train"])
         for callback in (self.clock, MetricsLog()):
             self.add_callback(callback)
 
     def assign_credit(
         self, batch: BatchRecord, episodes: Sequence[EpisodeSummary], first: int
-    ) -> Credit:
+    ) -> tuple[Sequence[Array], Mapping[str, torch.Tensor]]:
         """Estimate the advantages of all processes' episodes, each environment separately.
 
         `batch` is this process's; its first episode is number `first` of `episodes`. Collective.
+
+        Returns:
+            Advantages of all processes' episodes, one per step, (S,), or one per token, (N,); and
+            this process's targets of a critic, (B, T).
         """
         settings = self.args.estimator_settings
         compare = functools.partial(estimate, self.args.advantage_estimator, **settings)
         by_role = functools.partial(estimate_by_role, compare)
-        return Credit(apart(by_role, episodes, [episode.env for episode in episodes]))
-
-    def forget_trajectories(self, mode: str) -> None:
-        """Drop the recorded trajectories of a mode."""
-        self.trajectories[mode] = []
-        if mode == "eval":
-            self._last_evaluated_step = self.state.global_step
+        return apart(by_role, episodes, [episode.env for episode in episodes]), {}
 
     def current_logprobs(self) -> npt.NDArray[np.float32]:
         """Return log-probabilities of the last batch under the current policy, (B, T).
@@ -214,31 +204,26 @@ class StepGRPOTrainer(ResumableTrainer):
             self.rollouts.close()
 
     def evaluate(self, *arguments: Any, **options: Any) -> Any:
-        """Evaluate, and close the environments unless training continues with them."""
-        forward = self.model.forward
+        """Evaluate, and close the environments unless training continues with them.
+
+        Relies on: `Trainer.evaluate` prepares a model if none was prepared before, without the
+        wrapper that averages gradients, and Accelerate does not prepare a model twice, so each
+        process would train separately. A sharded model is wrapped in evaluation, too.
+        """
+        self.trajectories["eval"] = []
+        if self.evaluated is not None:
+            self.evaluated.clear()
+        prepared, is_sharded = self.accelerator._models, self.generator.is_sharded
+        is_held_back = self.accelerator.num_processes > 1 and not prepared and not is_sharded
+        if is_held_back:
+            prepared.append(self.model)
         try:
             return super().evaluate(*arguments, **options)
         finally:
+            if is_held_back:
+                prepared.remove(self.model)
             if not self.is_in_train:
                 self.rollouts.close()
-                self._forget_preparation(forward)
-
-    def _forget_preparation(self, forward: Callable[..., Any]) -> None:
-        """Let training wrap a model that several processes evaluated before.
-
-        `forward` is the model's own, without Accelerate's mixed precision.
-
-        Relies on: `Trainer.evaluate` prepares an untrained model without the wrapper that averages
-        gradients, and Accelerate does not prepare a model twice. Without this each process would
-        train separately.
-        """
-        model, prepared = self.model, self.accelerator._models
-        is_sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled  # wrapped in evaluation, too
-        if self.accelerator.num_processes > 1 and not is_sharded and model in prepared:
-            model.forward = forward
-            model.__dict__.pop("_original_forward", None)
-            model._is_accelerate_prepared = False
-            prepared.remove(model)
 
     def _set_signature_columns_if_needed(self) -> None:
         """Keep task and environment. Relies on: TRL drops all other columns."""
@@ -295,8 +280,7 @@ class StepGRPOTrainer(ResumableTrainer):
             if mode == "train":
                 self.last_batch = batch.record
                 self.state.num_input_tokens_seen += sum(e.num_tokens for e in batch.episodes)
-            if mode == "train" or self._last_evaluated_step != self.state.global_step:
-                self.forget_trajectories(mode)
+                self.trajectories["train"] = []
             self.trajectories[mode] += trajectories
             self.training_log.add_batch(mode, step[0] + 1, batch, factors)
             for name, value in metrics.items():
@@ -306,8 +290,6 @@ class StepGRPOTrainer(ResumableTrainer):
     def _compute_loss(self, model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         """Return the loss of a micro-batch in training, of a whole batch in evaluation.
 
-        TRL has ratios per token or row, and means over tokens or rows; ours adds steps and
-        trajectories. A test compares the settings that both have.
         Relies on: called for what `_prepare_inputs` returned, in training and in evaluation; the
         gradients of an accumulation window and of all processes are summed and divided by the
         number of processes.
@@ -324,10 +306,7 @@ class StepGRPOTrainer(ResumableTrainer):
     # Loss
 
     def _micro_batch_loss(self, model: Any, micro_batch: MicroBatch) -> torch.Tensor:
-        return self._policy_loss(micro_batch, self.scorer.score(model, micro_batch))
-
-    def _policy_loss(self, micro_batch: MicroBatch, scores: TokenScores) -> torch.Tensor:
-        loss = self.scorer.token_loss(micro_batch, scores)
+        loss = self.scorer.token_loss(micro_batch, self.scorer.score(model, micro_batch))
         return self._reduce_loss(loss, micro_batch["loss_weights"])
 
     def _reduce_loss(self, loss: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

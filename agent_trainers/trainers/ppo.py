@@ -33,7 +33,6 @@ from agent_trainers.batching.rows import state_row
 from agent_trainers.batching.shared_prefix import align
 from agent_trainers.monitoring.episode_statistics import EpisodeSummary
 from agent_trainers.monitoring.trajectory_samples import BatchRecord
-from agent_trainers.trainers.batch_builder import Credit
 from agent_trainers.trainers.config import StepPPOConfig, has_critic
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trainers.scorer import body_of, without_dropout
@@ -64,6 +63,8 @@ class StepPPOTrainer(StepGRPOTrainer):
                 "Use plain data parallelism, or an algorithm without a critic."
             )
         name = self.args.critic_model
+        self._is_shared = name is None
+        """Whether the critic is a head on the policy's body."""
         hidden_size = self.model.config.get_text_config().hidden_size
         self.critic: nn.Module = self.accelerator.prepare_model(
             ValueHead(hidden_size) if name is None else CriticModel(name)
@@ -80,10 +81,8 @@ class StepPPOTrainer(StepGRPOTrainer):
         def values_of(micro_batch: MicroBatch) -> torch.Tensor:
             rows = micro_batch.forwarded
             with self.accelerator.autocast():
-                if self._is_shared:
-                    values = before_tokens(critic(body_states(self._body(), rows)), rows)
-                else:
-                    values = critic(rows)
+                is_shared = self._is_shared
+                values = state_values(self._body(), critic, rows) if is_shared else critic(rows)
             return micro_batch.expand(values)
 
         batch = {name: tensor.to(self.accelerator.device) for name, tensor in batch.items()}
@@ -95,7 +94,7 @@ class StepPPOTrainer(StepGRPOTrainer):
 
     def assign_credit(
         self, batch: BatchRecord, episodes: Sequence[EpisodeSummary], first: int
-    ) -> Credit:
+    ) -> tuple[Sequence[Array], Mapping[str, torch.Tensor]]:
         """Estimate from this process's values; whiten over all processes, by environment."""
         rows, tokens = batch.rows, batch.tensors["completion_ids"]
         own = episodes[first : first + len(batch.trajectories)]
@@ -122,11 +121,10 @@ class StepPPOTrainer(StepGRPOTrainer):
             "value_targets": pad_like(spread_over_tokens(rows, masks, targets, num_steps), tokens),
             "value_weights": self.processes.normalise(pad_like(has_value, tokens)),
         }
-        return Credit(
-            apart(whiten, self.processes.all_gather_objects(raw), [e.env for e in episodes]),
-            tensors,
-            self._explained_variance(**tensors),
-        )
+        for name, value in self._explained_variance(**tensors).items():
+            self._metrics["train" if self.model.training else "eval"][name].append(value)
+        everyone = self.processes.all_gather_objects(raw)
+        return apart(whiten, everyone, [episode.env for episode in episodes]), tensors
 
     def bootstrap_values(self, trajectories: Sequence[Trajectory]) -> list[float]:
         """Return the value of each trajectory's last state; 0 where it is not truncated."""
@@ -185,12 +183,8 @@ class StepPPOTrainer(StepGRPOTrainer):
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """Load the critic with the policy. Relies on: called when a run is resumed."""
         super()._load_from_checkpoint(resume_from_checkpoint, model)
-        path = Path(resume_from_checkpoint) / CRITIC_FILE
-        if not path.exists():
-            raise ConfigurationError(
-                f"{path} does not exist: the checkpoint belongs to a run without a critic."
-            )
-        self.accelerator.unwrap_model(self.critic).load_state_dict(load_file(path))
+        weights = load_file(Path(resume_from_checkpoint) / CRITIC_FILE)
+        self.accelerator.unwrap_model(self.critic).load_state_dict(weights)
 
     # Loss
 
@@ -202,7 +196,8 @@ class StepPPOTrainer(StepGRPOTrainer):
             lambda _, __, output: caught.append(output.last_hidden_state)
         ):
             scores = self.scorer.score(model, micro_batch)
-        loss = self._policy_loss(micro_batch, scores)
+        policy_loss = self.scorer.token_loss(micro_batch, scores)
+        loss = self._reduce_loss(policy_loss, micro_batch["loss_weights"])
         if is_warming_up:
             loss = 0.0 * loss
         if self._is_shared:
@@ -219,11 +214,6 @@ class StepPPOTrainer(StepGRPOTrainer):
         )
         self.means.add_mean("critic/value_loss", errors, weights)
         return loss + self.args.value_coef * self._reduce_loss(errors, weights)
-
-    @property
-    def _is_shared(self) -> bool:
-        """Whether the critic is a head on the policy's body."""
-        return self.args.critic_model is None
 
     def _body(self) -> Any:
         return body_of(self.accelerator.unwrap_model(self.model))
@@ -291,7 +281,7 @@ class CriticModel(nn.Module):
 
     def forward(self, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return the value before each completion token of rows, (B, T)."""
-        return before_tokens(self.head(body_states(self.body, rows)), rows)
+        return state_values(self.body, self.head, rows)
 
 
 def save_critic(critic: nn.Module, folder: Path) -> None:
@@ -300,16 +290,12 @@ def save_critic(critic: nn.Module, folder: Path) -> None:
         save_file({name: v.contiguous() for name, v in critic.state_dict().items()}, path)
 
 
-def body_states(body: Any, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Return the last hidden states of rows flush left, (B, N, H)."""
-    output = body(input_ids=align(rows).input_ids, use_cache=False)
-    states: torch.Tensor = output.last_hidden_state
-    return states
-
-
-def before_tokens(values: torch.Tensor, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Return the values before completion tokens, (B, T), of values at all positions, (B, N)."""
-    return values.gather(1, align(rows).before)
+def state_values(body: Any, head: nn.Module, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Return the values before the completion tokens of rows, (B, T)."""
+    aligned = align(rows)
+    hidden = body(input_ids=aligned.input_ids, use_cache=False).last_hidden_state  # (B, N, H)
+    values: torch.Tensor = head(hidden).gather(1, aligned.before)
+    return values
 
 
 def trainer_class(algorithm: str) -> type[StepGRPOTrainer]:

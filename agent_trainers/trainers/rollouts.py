@@ -25,13 +25,11 @@ from agent_trainers.trajectory import Trajectory
 
 
 class CollectedBatch(NamedTuple):
-    """This process's episodes of a batch."""
+    """This process's episodes of a batch, metrics of the sampler, and seconds of generation."""
 
     trajectories: list[Trajectory]
     metrics: dict[str, float]
-    """Metrics of the sampler and of dynamic sampling."""
     generate_seconds: float
-    """Seconds of generation, those of replaced groups included."""
 
 
 class TrainerRollouts:
@@ -39,23 +37,21 @@ class TrainerRollouts:
 
     def __init__(
         self,
-        args: StepGRPOConfig,
-        processes: ProcessGroup,
-        group_sizes: Mapping[str, int],
-        collectors: Mapping[str, Collector],
-        *,
+        trainer: Any,
+        collectors: dict[str, Collector],
         sampler: TaskSampler | None = None,
         env_names: Sequence[str] = (),
-        extensions: Sequence[Extension] = (),
     ) -> None:
-        """Collect groups of the given sizes with the given collectors, both by mode.
+        """Collect for a `StepGRPOTrainer` with the given collectors, by mode.
 
         A `sampler` chooses the tasks of training instead of the rows of the dataset. `env_names`
         are the names of all environments, where rows have them.
         """
-        self._args, self._processes, self._group_sizes = args, processes, group_sizes
-        self.collectors = dict(collectors)
-        self._sampler, self._env_names, self._extensions = sampler, list(env_names), extensions
+        self._args: StepGRPOConfig = trainer.args
+        self._processes: ProcessGroup = trainer.processes
+        self._extensions: Sequence[Extension] = trainer.extensions
+        self._group_sizes = {"train": trainer.num_generations, "eval": trainer.num_generations_eval}
+        self.collectors, self._sampler, self._env_names = collectors, sampler, list(env_names)
         self._seconds = 0.0
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from agent_envs.errors import ConfigurationError
 from agent_trainers.batching.micro_batch import MicroBatch
-from agent_trainers.monitoring.env_statistics import EvaluatedEnvironments, env_metrics
+from agent_trainers.monitoring.env_statistics import env_metrics
 from agent_trainers.monitoring.episode_statistics import trainer_metrics
 from agent_trainers.monitoring.faults import FaultWatch, count_faults
 from agent_trainers.trainers.batch_builder import BuiltBatch
@@ -15,17 +15,10 @@ from agent_trainers.trainers.scorer import DRIFT
 class TrainingLog:
     """Collects the metrics of batches and of the steps taken on them."""
 
-    def __init__(
-        self,
-        trainer: Any,
-        outcome_terms: frozenset[str],
-        env_names: Sequence[str],
-        evaluated: EvaluatedEnvironments | None,
-    ) -> None:
-        """Write into the log of `trainer`."""
+    def __init__(self, trainer: Any) -> None:
+        """Write into the log of a `StepGRPOTrainer`."""
         self._trainer, self._processes = trainer, trainer.processes
         self._means, self._metrics = trainer.means, trainer._metrics
-        self._outcome_terms, self._env_names, self.evaluated = outcome_terms, env_names, evaluated
         self._faults = FaultWatch(trainer.args.max_fault_share)
 
     def add_batch(
@@ -35,24 +28,22 @@ class TrainingLog:
 
         `step` is the optimiser step of the batch.
         """
-        own, episodes = self._metrics[mode], batch.episodes
-        if mode == "eval" and self.evaluated is not None:
+        own, episodes, trainer = self._metrics[mode], batch.episodes, self._trainer
+        if mode == "eval" and trainer.evaluated is not None:
             # of the whole evaluation so far, not a mean over batches
-            if not own:  # TRL has logged the last evaluation
-                self.evaluated.clear()
-            so_far = self.evaluated.add(episodes, self._outcome_terms)
+            so_far = trainer.evaluated.add(episodes, trainer.source.outcome_terms)
             own.update({name: [value] for name, value in so_far.items()})
             metrics = {}
         else:
-            metrics = trainer_metrics(episodes, self._outcome_terms)
+            metrics = trainer_metrics(episodes, trainer.source.outcome_terms)
         if mode == "train":
-            metrics |= env_metrics(episodes, self._env_names)
+            metrics |= env_metrics(episodes, trainer.source.names)
         metrics |= {f"reward_factor/{name}": factor for name, factor in factors.items()}
-        for extension in self._trainer.extensions:
+        for extension in trainer.extensions:
             metrics |= extension.metrics(mode, step, batch)
-        for name, value in {**metrics, **count_faults(episodes), **batch.credit.metrics}.items():
+        for name, value in (metrics | count_faults(episodes)).items():
             own[name].append(value)
-        own["num_tokens"] = [self._trainer.state.num_input_tokens_seen]
+        own["num_tokens"] = [trainer.state.num_input_tokens_seen]
         self._faults.check(mode, episodes)
 
     def add_work(self, micro_batches: Sequence[MicroBatch], seconds: float, staleness: int) -> None:

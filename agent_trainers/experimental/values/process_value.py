@@ -82,7 +82,7 @@ class ProcessValue:
 
 def hidden_states(critic: CriticModel, sequences: Sequence[Sequence[int]]) -> torch.Tensor:
     """Return last hidden states (B, T, H) of B right-padded sequences of at most T tokens."""
-    input_ids = pad_rows(sequences, multiple=1).to(critic.head.linear.weight.device)
+    input_ids = pad_rows(sequences).to(critic.head.linear.weight.device)
     states: torch.Tensor = critic.body(input_ids=input_ids, use_cache=False).last_hidden_state
     return states
 

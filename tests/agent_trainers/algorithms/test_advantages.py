@@ -233,9 +233,8 @@ def divides(episodes):
     ("name", "episodes", "options", "message"),
     [
         ("grpo_stp", [], {}, "Did you mean 'grpo_step'"),
-        ("rloo", PAIR, {"lam": 0.9}, r"rloo has no option 'lam'.*gamma"),
         (divides, group([1.0], [0.0]), {}, r"divides returned .* for episode 1 of 2.*0\.0"),
-        ("gae_step", [STEPS], {"values": [[np.zeros(2)]]}, "each of the episode's 2 steps"),
+        ("gae_step", [STEPS], {"values": [[np.zeros(2)]]}, "has 1 entries for 2 steps"),
         ("gae_token", [STEPS], {"values": [[np.zeros(1), np.zeros(1)]]},
          "Step 0 has 2 action tokens and 1 values"),
     ],

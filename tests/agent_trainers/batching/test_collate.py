@@ -1,7 +1,7 @@
-import pytest
 import torch
 
-from agent_trainers.batching.collate import collate, num_rows_per_process, trim
+from agent_trainers.batching.collate import collate
+from agent_trainers.batching.micro_batch import select_rows
 from agent_trainers.batching.rows import Row, padding_row
 
 # two actions, an observation, two more steps
@@ -9,27 +9,17 @@ ACTIONS = [True, True, False, True, True]
 LONG = Row(0, [1, 2], [3, 4, 5, 6, 7], [0, 0, 0, 1, 2], ACTIONS, ACTIONS, [-1.0] * 5)
 
 
-@pytest.mark.parametrize(
-    ("num_rows", "num_splits", "expected"),
-    [([3, 5], 1, 5), ([3, 5], 2, 6), ([0, 0], 4, 4), ([8], 4, 8), ([1, 9], 4, 12)],
-)
-def test_processes_hold_equal_rows_that_split_evenly(num_rows, num_splits, expected):
-    assert num_rows_per_process(num_rows, num_splits) == expected
-
-
 def test_rows_are_padded_left_and_right_and_trimmed_again():
     rows = [LONG, padding_row(0)]
-    batch = collate(rows, pad_token_id=0, pad_to_multiple_of=4)
-    assert batch["prompt_ids"].tolist() == [[0, 0, 1, 2], [0, 0, 0, 0]]
-    assert batch["completion_mask"].tolist() == [[1] * 5 + [0] * 3, [1] + [0] * 7]
+    batch = collate(rows, pad_token_id=0)
+    assert batch["prompt_ids"].tolist() == [[1, 2], [0, 0]]
+    assert batch["completion_mask"].tolist() == [[1] * 5, [1] + [0] * 4]
     assert batch["tool_mask"].sum(dim=1).tolist() == [4, 0]
-    assert batch["steps"][0].tolist() == [0, 0, 0, 1, 2, 0, 0, 0]
+    assert batch["steps"][0].tolist() == [0, 0, 0, 1, 2]
     assert batch["trajectory_lengths"].tolist() == [4, 0]
-    trimmed = trim(batch | {"number": torch.tensor(4)})
-    assert trimmed["prompt_ids"].shape == (2, 2)
-    assert trimmed["steps"].shape == (2, 5)
-    assert trimmed["trajectory_lengths"].shape == (2,)
-    assert trimmed["number"] == 4
+    trimmed = select_rows(batch, [1])
+    assert trimmed["prompt_ids"].shape == trimmed["steps"].shape == (1, 1)
+    assert trimmed["trajectory_lengths"].shape == (1,)
 
 
 def test_token_ids_stay_the_integers_that_they_are():

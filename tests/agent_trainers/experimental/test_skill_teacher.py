@@ -110,8 +110,8 @@ def test_the_teachers_say_on_older_samples_is_weighed_with_their_bounded_ratio(
             parameter.add_(0.02 * torch.sign(parameter))  # the policy moves, its teacher stays
     ours = gradient(trainer, [batch])
     trainer.model.zero_grad()
-    whole = select_rows(batch, range(len(batch["prompt_ids"])), merge_equal=False)
-    logprobs = trainer.scorer.score(trainer.model, whole).logprobs
+    whole = select_rows(batch, range(len(batch["prompt_ids"])))
+    logprobs = whole.expand(trainer.scorer.score(trainer.model, whole).logprobs)
     ratio = (logprobs.detach() - batch["old_per_token_logps"]).exp()
     assert (ratio * batch["skill_mask"]).max() > 2.0
     loss = ratio.clamp(max=2) * (logprobs.detach() - batch["teacher_per_token_logps"]) * logprobs

@@ -155,7 +155,7 @@ def test_an_episode_neither_waits_for_the_others_nor_takes_longer_than_it_may():
 
 Unprintable = type("Unprintable", (), {"__repr__": lambda self: 1 / 0})
 WRONG_INFOS = [
-    ({}, "info.messages\n  Field required"),
+    ({}, "{}() returned an info without messages"),
     ({"messages": []}, "info.messages\n  "),
     ({"messages": "text"}, "info.messages\n  "),
     ({"messages": [{"role": "user"}]}, "info.messages.0.content\n  Field required"),

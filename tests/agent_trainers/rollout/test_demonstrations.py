@@ -1,12 +1,11 @@
 import functools
-import json
 
 import gymnasium as gym
 import pytest
 
-from agent_envs.errors import ConfigurationError, DataError
+from agent_envs.errors import ConfigurationError
 from agent_trainers.policies.rendering import ChatRenderer
-from agent_trainers.rollout.demonstrations import play_reference, read_conversations, retell
+from agent_trainers.rollout.demonstrations import play_reference, retell
 from tests.agent_trainers.real_models import make_tokenizer
 
 ID = "AgentR1/SyntheticMultiHop-v0"
@@ -45,69 +44,3 @@ def test_a_turn_is_what_the_model_would_write_and_ends_as_the_template_ends_it(r
     assert hostile.count(renderer.tokenizer.eos_token_id) == 1
     with pytest.raises(ConfigurationError, match="has no reference_actions"):
         list(play_reference(lambda: gym.make("CartPole-v1"), renderer, range(1)))
-
-
-def write(path, *rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
-ASKED = [{"role": "user", "content": "Who?"}]
-TOOLS = [{"type": "function", "function": {
-    "name": "search", "description": "Look it up.",
-    "parameters": {"type": "object", "properties": {"query": {"type": "string"}}},
-}}]  # fmt: skip
-
-
-def test_conversations_of_openai_and_trl_become_trajectories(tmp_path, renderer):
-    structured = {"role": "assistant", "content": None, "tool_calls": [
-        {"id": "1", "type": "function",
-         "function": {"name": "search", "arguments": {"query": "who"}}}]}  # fmt: skip
-    told = [structured, {"role": "tool", "tool_call_id": "1", "content": "Ada"},
-            {"role": "assistant", "content": "Ada."}]  # fmt: skip
-    path = write(
-        tmp_path / "told.jsonl",
-        {"messages": [*ASKED, *told], "tools": TOOLS},
-        {"prompt": [*ASKED, {"role": "assistant", "content": "Hm."}, *ASKED],
-         "completion": [{"role": "assistant", "content": "Ada."}]},
-    )  # fmt: skip
-    openai, trl = read_conversations(path, renderer)
-    first, second = openai.transitions
-    # Qwen3's template writes an empty thought before it.
-    assert renderer.tokenizer.decode(first.completion_ids).endswith(f"{CALL}<|im_end|>")
-    assert second.prompt_ids[: len(first.prompt_ids)] == first.prompt_ids
-    assert "Look it up." in renderer.tokenizer.decode(first.prompt_ids)
-    assert renderer.decode(second.completion_ids) == "Ada."
-    assert [t.action for t in trl.transitions] == ["Ada."]  # what was said in the prompt is read
-
-
-def test_a_conversation_may_be_marked_as_a_failure(tmp_path, renderer):
-    turns = [*ASKED, {"role": "assistant", "content": "Bo."}]
-    path = write(
-        tmp_path / "tried.jsonl",
-        {"task_id": "t1", "messages": turns, "success": False},
-        {"messages": ASKED},
-        {"messages": turns},
-    )
-    told = [(t.task_id, t.success) for t in read_conversations(path, renderer)]
-    assert told == [("t1", False), ("3", True)]
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({"text": "hello"}, "a row needs 'messages'"),
-        ({"messages": []}, "a row needs 'messages'"),
-        ({"messages": [{"role": "robot", "content": "x"}]}, r"messages\.0\.role: "),
-        ({"messages": [{"role": "user", "content": 3}]}, r"messages\.0\.content: "),
-        ({"messages": [{"role": "user"}]}, "'user' needs a 'content'"),
-        ({"messages": [{"role": "assistant", "content": "x"}]}, "no state before it"),
-        ({"messages": ASKED, "success": "yes"}, "success: "),
-        ({"messages": ASKED, "tools": "search"}, "tools: "),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, r"\.content: "),
-    ],
-)
-def test_a_row_that_is_no_conversation_is_named(tmp_path, renderer, row, message):
-    path = write(tmp_path / "bad.jsonl", {"messages": ASKED}, row)
-    with pytest.raises(DataError, match=rf"bad\.jsonl, row 2: .*{message}"):
-        list(read_conversations(path, renderer))

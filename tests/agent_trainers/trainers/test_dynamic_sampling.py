@@ -46,10 +46,11 @@ class Tasks:
 def play(varied, budget, num_groups=4, draws=None, kind=Tasks):
     draws = draws or TaskSampler([POOL], 3)
     tasks = kind(varied)
-    settings = SimpleNamespace(seed=0, max_extra_groups=budget, curriculum=None)
-    rollouts = TrainerRollouts(
-        settings, OneProcess(), {"train": GROUP}, {"train": tasks}, sampler=draws
-    )
+    trainer = SimpleNamespace(
+        args=SimpleNamespace(seed=0, max_extra_groups=budget, curriculum=None), extensions=[],
+        processes=OneProcess(), num_generations=GROUP, num_generations_eval=1,
+    )  # fmt: skip
+    rollouts = TrainerRollouts(trainer, {"train": tasks}, draws)
     return rollouts.collect([{}] * (GROUP * num_groups), "train", (5, 0)), tasks
 
 

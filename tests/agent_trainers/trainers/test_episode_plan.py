@@ -8,7 +8,11 @@ from agent_trainers.trainers.rollouts import TrainerRollouts
 def draws(tasks, mode, **changes):
     """What each episode of two per group begins with: task, seed, and what its generator draws."""
     settings = {"first": 0, "step": (3, 0)} | changes
-    rollouts = TrainerRollouts(SimpleNamespace(seed=7), None, {"train": 2, "eval": 2}, {})
+    trainer = SimpleNamespace(
+        args=SimpleNamespace(seed=7), processes=None, extensions=[], num_generations=2,
+        num_generations_eval=2,
+    )  # fmt: skip
+    rollouts = TrainerRollouts(trainer, {})
     specs = [
         rollouts.spec({"task": task}, number, mode, settings["step"])
         for number, task in enumerate(tasks, start=settings["first"])

@@ -9,10 +9,8 @@ import torch
 from peft import LoraConfig
 from transformers import TrainerCallback
 
-from agent_envs import ConfigurationError
 from agent_trainers import TINY_POLICY
 from agent_trainers.batching.per_token import credit_masks, sort_by_step
-from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trainers.ppo import StepPPOTrainer
 from agent_trainers.trajectory import StopReason
 
@@ -119,11 +117,3 @@ def test_after_an_overflow_of_fp16_policy_and_critic_go_on_and_are_clipped_witho
     assert len(set(biases)) == 3
     assert not kept  # those of the step left out would be stepped with later
     assert norms[1].item() == pytest.approx(1e-3, rel=0.01)
-
-
-def test_a_checkpoint_without_a_critic_is_refused(make_trainer, tmp_path):
-    make_trainer(kind=StepGRPOTrainer, save_strategy="steps", save_steps=1).train()
-    with pytest.raises(ConfigurationError, match="belongs to a run without a critic"):
-        make_trainer(max_steps=2).train(
-            resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-1")
-        )
