@@ -37,7 +37,7 @@ def gae_step(
     """
 
     def credit(episode: Episode, steps: list[Floats], last: float) -> Floats:
-        return _gae(episode.rewards, _firsts(steps), last, gamma, lam)
+        return _gae(episode.rewards, np.array([step[0] for step in steps]), last, gamma, lam)
 
     return _with_values(episodes, values, bootstrap_values, credit, whiten)
 
@@ -89,7 +89,7 @@ def gae_bilevel(
 
     def credit(episode: Episode, steps: list[Floats], last: float) -> Floats:
         _check_tokens(episode, steps, only_actions=True)
-        baseline = _firsts(steps)
+        baseline = np.array([step[0] for step in steps])
         returns = _gae(episode.rewards, baseline, last, gamma, lam) + baseline
         tokens = []
         for step, return_ in zip(steps, returns, strict=True):
@@ -137,7 +137,3 @@ def _check_tokens(episode: Episode, steps: Sequence[Floats], *, only_actions: bo
                 f"Step {t} has {length} action tokens and {len(step)} values: there must be one "
                 "for each action token."
             )
-
-
-def _firsts(steps: Sequence[Floats]) -> Floats:
-    return np.array([step[0] for step in steps])

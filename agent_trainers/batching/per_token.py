@@ -54,14 +54,12 @@ def value_masks(
 
     The first token of each step where it gave one advantage per step, and all in `masks` else.
     """
-    firsts = [
-        mask & (np.diff(np.where(mask, row.steps, -1), prepend=-1) != 0)
-        for row, mask in zip(rows, masks, strict=True)
-    ]
-    return [
-        first if len(advantages[row.episode]) == num_steps[row.episode] else mask
-        for row, first, mask in zip(rows, firsts, masks, strict=True)
-    ]
+    chosen = []
+    for row, mask in zip(rows, masks, strict=True):
+        is_first = np.diff(np.where(mask, row.steps, -1), prepend=-1) != 0
+        is_per_step = len(advantages[row.episode]) == num_steps[row.episode]
+        chosen.append(mask & is_first if is_per_step else mask)
+    return chosen
 
 
 def spread_over_tokens(

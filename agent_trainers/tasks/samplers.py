@@ -8,7 +8,6 @@ run those that the unbroken run would have drawn.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
@@ -36,8 +35,7 @@ class GroupResult(NamedTuple):
     """Whether the returns of its episodes differ."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskPool:
+class TaskPool(NamedTuple):
     """The tasks of one environment."""
 
     env: str

@@ -48,7 +48,7 @@ from agent_trainers.trainers.extensions import Extension, make_extensions
 from agent_trainers.trainers.generation import TrainerGenerator
 from agent_trainers.trainers.resumable import ResumableTrainer
 from agent_trainers.trainers.rollouts import TrainerRollouts
-from agent_trainers.trainers.scorer import Scorer, disable_attention_dropout
+from agent_trainers.trainers.scorer import Scorer
 from agent_trainers.trainers.training_log import TrainingLog
 from agent_trainers.trajectory import Trajectory
 
@@ -120,8 +120,6 @@ class StepGRPOTrainer(ResumableTrainer):
         )
         if self._is_vlm:
             raise ConfigurationError("Vision-language models are not supported; pass a tokenizer.")
-        if args.disable_dropout:
-            disable_attention_dropout(self.model)
         for name in args.schedules if source.reward_terms is not None else ():
             lookup(source.reward_terms or {}, name, kind="scheduled reward term")
         self._compose(source, eval_source, sampler)

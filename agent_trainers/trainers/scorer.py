@@ -93,11 +93,11 @@ class Scorer:
 
     def logprobs(self, model: Any, batch: Batch, *, is_training: bool) -> torch.Tensor:
         """Return the log-probability of each completion token, (B, T), without a gradient."""
-
-        def logprobs_of(micro_batch: MicroBatch) -> torch.Tensor:
-            return micro_batch.expand(self.score(model, micro_batch).logprobs)
-
-        return self.by_micro_batch(batch, logprobs_of, is_training=is_training)
+        return self.by_micro_batch(
+            batch,
+            lambda part: part.expand(self.score(model, part).logprobs),
+            is_training=is_training,
+        )
 
     @torch.no_grad()
     def by_micro_batch(
@@ -258,10 +258,3 @@ def without_dropout(*models: Any) -> Iterator[None]:
     finally:
         for model, training in zip(models, was_training, strict=True):
             model.train(training)
-
-
-def disable_attention_dropout(model: Any) -> None:
-    """Switch off attention dropout, which TRL's ``disable_dropout`` leaves on."""
-    for module in model.modules():
-        if isinstance(getattr(module, "attention_dropout", None), float):
-            module.attention_dropout = 0.0
