@@ -27,8 +27,8 @@ from agent_leaderboard.records.results import (
     Run,
     TaskEntry,
     episode_seed,
+    make_checksums,
     read_run,
-    write_checksums,
     write_run,
 )
 from agent_leaderboard.records.sealing import episode_place
@@ -78,6 +78,10 @@ def values(result):
 
 
 # Changing a run as a forger does
+
+
+def write_checksums(folder):
+    (folder / "checksums.json").write_text(json.dumps(make_checksums(folder)))
 
 
 def read_rows(folder, environment=None, agent=None):

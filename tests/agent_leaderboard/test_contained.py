@@ -26,11 +26,11 @@ from agent_leaderboard.play.environments import (
     refused_arguments,
 )
 from agent_leaderboard.records.manifest import published
-from agent_leaderboard.records.results import SCHEMA, read_run, write_checksums
+from agent_leaderboard.records.results import SCHEMA, read_run
 from agent_leaderboard.report.web_page import read_episodes
 from agent_leaderboard.verify import contained, verify
 from agent_leaderboard.verify.verify import check_run
-from tests.agent_leaderboard.runs import edit_manifest, replace_text
+from tests.agent_leaderboard.runs import edit_manifest, replace_text, write_checksums
 
 
 def test_a_run_verifies_in_a_child_process(small_run, small_data):

@@ -125,7 +125,7 @@ OWN = "tests.agent_leaderboard.outside.%s"
     [
         (OWN % "acting:first_title", "{prefix: a}", "is a function, which takes no settings"),
         (OWN % "acting:Usage", "{}", r"neither a method 'act\(state\)' nor 'play'"),
-        (OWN % "acting:Counting", "{concurrency: 0}", "must be a positive integer, not 0"),
+        (OWN % "acting:Counting", "{concurrency: 0}", "'concurrency' must be a positive integer"),
         ("nowhere.agent:MyAgent", "{}", "ModuleNotFoundError: No module named 'nowhere'"),
         (OWN % "titles:LastTitle", "{}", "has no attribute 'LastTitle'"),
         (OWN % "titles:Rollout", "{prefix: a}", "unexpected keyword argument 'prefix'"),

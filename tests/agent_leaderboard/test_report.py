@@ -102,5 +102,5 @@ def test_the_page_needs_no_other_file_and_hostile_text_stays_text(reported, publ
 
 def test_a_replay_that_differs_is_noted_and_not_shown(public):
     (broken,) = [one for one in public["episodes"][f"{PUBLIC}/oracle"] if one["note"]]
-    assert "step 1 has reward 0.1, 0.6 was recorded" in broken["note"]
+    assert "its rewards are not those" in broken["note"]
     assert broken["question"] is None

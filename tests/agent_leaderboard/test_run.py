@@ -85,6 +85,13 @@ def interrupt(*_):
     raise KeyboardInterrupt
 
 
+def test_a_run_that_was_stopped_before_its_checksums_gets_them(tmp_path, copy, small_data):
+    checksums = (copy / "checksums.json").read_bytes()
+    (copy / "checksums.json").unlink()
+    run(small(tmp_path), copy, data=small_data)
+    assert (copy / "checksums.json").read_bytes() == checksums
+
+
 def test_a_complete_run_is_left_alone(tmp_path, copy, small_data):
     times = {path: path.stat().st_mtime_ns for path in copy.iterdir()}
     run(small(tmp_path), copy, data=small_data)

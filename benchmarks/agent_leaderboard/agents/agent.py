@@ -15,7 +15,6 @@ from typing import Any, Final, Protocol
 from agent_envs.core.lookup import lookup
 from agent_envs.core.tool_env import ToolEnv
 from agent_envs.errors import ConfigurationError
-from agent_envs.formats.tool_formats import ToolFormat
 from agent_trainers.policies import Policy, Usage
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.environments import TextEnv
@@ -35,11 +34,6 @@ class PlayedEpisode:
     """Other attempts, which cost but do not count."""
     usage: Usage = field(default_factory=Usage)
     """Usage of all attempts."""
-
-    @property
-    def actions(self) -> list[str]:
-        """Actions of the attempt that counts."""
-        return [step.action for step in self.trajectory.transitions]
 
 
 class Agent(Protocol):
@@ -117,12 +111,6 @@ def tool_env(env: TextEnv) -> ToolEnv:
             f"{base}: the leaderboard needs environments with tools (ToolEnv)."
         )
     return base
-
-
-def format_of(make_env: MakeEnv) -> ToolFormat:
-    """Return the tool format of an environment."""
-    with closing(make_env()) as env:
-        return tool_env(env).action_format
 
 
 def collect(make_env: MakeEnv, policy: Policy, specs: Sequence[EpisodeSpec]) -> list[Trajectory]:

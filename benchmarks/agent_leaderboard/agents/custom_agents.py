@@ -16,6 +16,7 @@ episodes instead.
 import inspect
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -29,7 +30,7 @@ from agent_leaderboard.agents.agent import (
     MakeEnv,
     PlayedEpisode,
     collect,
-    format_of,
+    tool_env,
     total_usage,
 )
 from agent_trainers.policies import Generation, GenerationRequest, Policy, Usage
@@ -84,16 +85,17 @@ class ActingAgent(Policy):
 
     def play(self, make_env: MakeEnv, specs: Sequence[EpisodeSpec]) -> list[PlayedEpisode]:
         """Run one episode per spec, in order."""
-        self._format = format_of(make_env)
+        with closing(make_env()) as env:
+            self._format = tool_env(env).action_format
         self._memories: dict[int, dict[str, Any]] = {}  # by episode
         trajectories = collect(make_env, self, specs)
         return [PlayedEpisode(trajectory=t, usage=total_usage([t])) for t in trajectories]
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         """Ask the agent for each turn."""
-        return [self._generation(request) for request in requests]
+        return [self._turn(request) for request in requests]
 
-    def _generation(self, request: GenerationRequest) -> Generation:
+    def _turn(self, request: GenerationRequest) -> Generation:
         reply = self._act(State(
             messages=[dict(message) for message in request.messages],  # type: ignore[misc]
             tools=request.tools or [],
@@ -118,13 +120,10 @@ def make_agent(kind: str, settings: Mapping[str, Any]) -> Agent:
     for a server want more. Neither it nor ``tool_format`` is given to the agent.
     """
     concurrency = settings.get("concurrency", 1)
-    if not isinstance(concurrency, int) or concurrency < 1:
-        raise ConfigurationError(
-            f"The setting 'concurrency' of {kind!r} must be a positive integer, not "
-            f"{concurrency!r}."
-        )
     own = {k: v for k, v in settings.items() if k not in ("concurrency", "tool_format")}
     try:
+        if not isinstance(concurrency, int) or concurrency < 1:
+            raise ValueError(f"'concurrency' must be a positive integer, not {concurrency!r}")
         found: Any = pkgutil.resolve_name(kind)
         if inspect.isclass(found):
             if hasattr(found, "play"):

@@ -25,15 +25,13 @@ _WORD: Final = re.compile(r"\w+")
 
 Player = Callable[[GenerationRequest], str]
 """Acts in one episode; may have state."""
-MakePlayer = Callable[[ToolEnv, EpisodeSpec], Player]
 
 
 @dataclass(frozen=True, slots=True)
 class ScriptedAgent:
-    """An agent with one player per episode."""
+    """An agent with one player per episode, made from an environment at its task."""
 
-    make_player: MakePlayer
-    """Makes the player of an episode, from an environment at its task."""
+    make_player: Callable[[ToolEnv, EpisodeSpec], Player]
 
     def check(self, make_env: MakeEnv) -> None:
         """Accept every environment with tools."""

@@ -8,7 +8,7 @@ import functools
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -58,29 +58,21 @@ class Chunk:
 
 def run_chunk(chunk: Chunk) -> list[EpisodeResult]:
     """Run the episodes of a chunk, with retries after infrastructure failures."""
-    return [
-        _result(chunk, *episode, played, usage)
-        for episode, (played, usage) in zip(chunk.episodes, run_episodes(chunk), strict=True)
-    ]
-
-
-def run_episodes(chunk: Chunk) -> list[tuple[PlayedEpisode, Usage]]:
-    """Run the episodes of a chunk; return each, and the usage of all of its tries."""
     agent = _agent(chunk.agent.kind, json.dumps(chunk.settings, sort_keys=True))
-    done: dict[int, tuple[PlayedEpisode, Usage]] = {}
+    done: dict[int, PlayedEpisode] = {}
     waiting = list(range(len(chunk.episodes)))
     for _ in range(1 + chunk.protocol.max_retries):
         episodes = agent.play(chunk.make_env, [_spec(chunk, index) for index in waiting])
         for index, episode in zip(waiting, episodes, strict=True):
-            spent = done[index][1] if index in done else Usage()
-            done[index] = episode, spent + episode.usage
-        reasons = {index: done[index][0].trajectory.stop_reason for index in waiting}
+            spent = done[index].usage if index in done else Usage()  # of all tries
+            done[index] = replace(episode, usage=spent + episode.usage)
+        reasons = {index: done[index].trajectory.stop_reason for index in waiting}
         waiting = [index for index in waiting if reasons[index] in FAULTS]
         # The model's server, which retries each turn itself, is down.
         is_outage = len(waiting) == len(done) >= OUTAGE_EPISODES
         if not waiting or (is_outage and set(reasons.values()) == {StopReason.POLICY_ERROR}):
             break
-    return [done[index] for index in range(len(chunk.episodes))]
+    return [_result(chunk, *episode, done[i]) for i, episode in enumerate(chunk.episodes)]
 
 
 @functools.lru_cache(maxsize=1)  # one model at a time
@@ -95,9 +87,8 @@ def _spec(chunk: Chunk, index: int) -> EpisodeSpec:
     return EpisodeSpec(task=entry.task, seed=seed, group_id=str(entry.task), rng=rng)
 
 
-def _result(
-    chunk: Chunk, entry: TaskEntry, sample: int, episode: PlayedEpisode, usage: Usage
-) -> EpisodeResult:
+def _result(chunk: Chunk, entry: TaskEntry, sample: int, episode: PlayedEpisode) -> EpisodeResult:
+    usage = episode.usage
     environment, agent, trajectory = chunk.environment, chunk.agent, episode.trajectory
     steps, seal = trajectory.transitions, environment_seal(environment, chunk.data)
     seed = episode_seed(chunk.protocol, entry.task, sample)

@@ -28,6 +28,7 @@ from agent_leaderboard.play.episodes import OUTAGE_EPISODES, Chunk, run_chunk
 from agent_leaderboard.play.prepare import find_model, prepare
 from agent_leaderboard.records.manifest import Manifest, to_json
 from agent_leaderboard.records.results import (
+    CHECKSUMS,
     MANIFEST,
     RESULTS,
     EpisodeResult,
@@ -65,7 +66,7 @@ def run(config: RunConfig, output: Path, *, data: Path | None = None, jobs: int 
         if missing := list(_missing(chunks, done)):
             journal.parent.mkdir(exist_ok=True)
             _run_chunks(missing, done, journal, jobs)
-        if missing or not (output / RESULTS).exists():
+        if missing or not (output / CHECKSUMS).exists():
             results = {
                 (e.slug, a.slug): [
                     done[e.slug, a.slug, entry.task, sample]

@@ -134,7 +134,12 @@ def list_episodes(entries: Sequence[TaskEntry], protocol: Protocol) -> list[tupl
 def read_run(folder: Path) -> Run:
     """Read a complete run; a `DataError` names file and field."""
     manifest = read_manifest(folder / MANIFEST)
-    tasks = read_tasks(folder / TASKS)
+    text = read_text(folder / TASKS)
+    tasks: dict[str, list[TaskEntry]] = validated(
+        dict[str, list[TaskEntry]], parse_json(text, folder / TASKS), folder / TASKS
+    )
+    if tasks_text(tasks) != text:
+        raise DataError(f"{folder / TASKS}: is not in the canonical form.")
     most = manifest.protocol.samples_per_task * sum(
         len(tasks.get(environment.slug, ())) for environment, _ in manifest.cells
     )
@@ -149,17 +154,17 @@ def read_run(folder: Path) -> Run:
 
 
 def write_run(folder: Path, run: Run) -> None:
-    """Write a complete run; the checksums come last."""
+    """Write a complete run, deterministically; the checksums come last."""
     (folder / CHECKSUMS).unlink(missing_ok=True)
     write_text(folder / MANIFEST, to_json(run.manifest))
     write_text(folder / TASKS, tasks_text(run.tasks))
     cells = ((e.slug, a.slug) for e, a in run.manifest.cells)
-    write_results(folder / RESULTS, [one for cell in cells for one in run.results[cell]])
-    write_checksums(folder)
-
-
-def write_checksums(folder: Path) -> None:
-    """Write the checksums of a run."""
+    rows = [to_row(one) for cell in cells for one in run.results[cell]]
+    with atomic_path(folder / RESULTS) as temporary:
+        pq.write_table(
+            pa.Table.from_pylist(rows, schema=SCHEMA), temporary, compression="zstd",
+            use_dictionary=False, store_schema=False, write_statistics=False,
+        )  # fmt: skip
     write_json(folder / CHECKSUMS, make_checksums(folder))
 
 
@@ -169,15 +174,10 @@ def make_checksums(folder: Path) -> dict[str, str]:
 
 
 def read_checksums(folder: Path) -> dict[str, str]:
-    """Read the checksums of a run; an incomplete run has none."""
+    """Read the checksums of a run."""
     path = folder / CHECKSUMS
-    if not path.exists():
-        raise DataError(f"{path}: the run is not complete. Repeat the command to resume it.")
     digests: dict[str, str] = validated(dict[str, str], parse_json(read_text(path), path), path)
     return digests
-
-
-# Task lists
 
 
 def task_list_sha256(entries: Sequence[TaskEntry]) -> str:
@@ -195,29 +195,7 @@ def tasks_text(tasks: Mapping[str, Sequence[TaskEntry]]) -> str:
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def read_tasks(path: Path) -> dict[str, list[TaskEntry]]:
-    """Read the task lists of a run."""
-    text = read_text(path)
-    tasks: dict[str, list[TaskEntry]] = validated(
-        dict[str, list[TaskEntry]], parse_json(text, path), path
-    )
-    if tasks_text(tasks) != text:
-        raise DataError(f"{path}: is not in the canonical form.")
-    return tasks
-
-
 # Results
-
-
-def write_results(path: Path, results: Sequence[EpisodeResult]) -> None:
-    """Write results as Parquet, deterministically."""
-    rows = [to_row(result) for result in results]
-    table = pa.Table.from_pylist(rows, schema=SCHEMA)
-    with atomic_path(path) as temporary:
-        pq.write_table(
-            table, temporary, compression="zstd", use_dictionary=False, store_schema=False,
-            write_statistics=False,
-        )  # fmt: skip
 
 
 def read_results(path: Path, max_rows: int) -> Iterator[EpisodeResult]:

@@ -127,7 +127,8 @@ def read_episodes(
             try:
                 replayer = replayer or Replayer(environment, agent, manifest.protocol, data)
                 text, note = replayer.replay(result, entry), ""
-                _compare(text, result)
+                if [step.reward for step in text.steps] != result.rewards:
+                    raise DataError("its rewards are not those that were recorded")
             except Exception as error:  # noqa: BLE001 - any environment; the note has it
                 text, note = None, f"Replay failed: {type(error).__name__}: {error}"
         yield {
@@ -156,13 +157,6 @@ def read_episodes(
         }
     if replayer is not None:
         replayer.close()
-
-
-def _compare(text: ReplayedEpisode, result: EpisodeResult) -> None:
-    pairs = zip(text.steps, result.rewards, strict=True)
-    for number, (step, recorded) in enumerate(pairs, start=1):
-        if step.reward != recorded:
-            raise DataError(f"step {number} has reward {step.reward:g}, {recorded:g} was recorded.")
 
 
 def _step(result: EpisodeResult, i: int, text: ReplayedEpisode | None) -> dict[str, Any]:

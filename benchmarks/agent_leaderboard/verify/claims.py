@@ -6,7 +6,8 @@ agent that used tokens, or a model that wrote a page in two tokens is wrong.
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +22,7 @@ from agent_leaderboard.records.manifest import (
     EnvironmentRecord,
     Manifest,
     Protocol,
+    differences,
     make_slug,
 )
 from agent_leaderboard.records.names import is_same_name, misleading_names, skeleton
@@ -37,13 +39,9 @@ BYTES_PER_TOKEN: Final = 32
 """Upper bound of the average over any text without repeated characters."""
 RECOUNT_TOLERANCE: Final = 0.8
 """A recount may exceed the sampled tokens: text can be tokenised otherwise."""
-_RESERVED: Final = {
-    skeleton(word): kind
-    for word, kind in (
-        ("oracle", "oracle"), ("random", "random"), ("rules", "heuristic"),
-        ("heuristic", "heuristic"),
-    )
-}  # fmt: skip
+_RESERVED: Final = {skeleton(kind): kind for kind in ("oracle", "random", "heuristic")} | {
+    "rules": "heuristic"
+}
 """Kind of agent that each reserved word of a name belongs to."""
 _VERSION: Final = re.compile(r"[\w.+!-]{1,60}", re.ASCII)
 _REPEATED: Final = re.compile(rb"(.)\1+", re.DOTALL)
@@ -54,15 +52,13 @@ Count = Callable[[str], int]
 
 def check_names(manifest: Manifest) -> Iterator[str]:
     """Yield misleading names and impossible settings of a manifest."""
+    slugs = {environment.slug for environment in manifest.environments}
     for environment in manifest.environments:
-        for text in (*_check_environment_name(environment), *_check_attack(environment, manifest)):
+        for text in _check_environment(environment, manifest):
             yield f"manifest.json, environment {environment.slug!r}, {text}"
-    known = {environment.slug for environment in manifest.environments}
     for agent in manifest.agents:
-        for text in _check_agent(agent):
+        for text in _check_agent(agent, slugs):
             yield f"manifest.json, agent {agent.slug!r}, {text}"
-        if set(agent.not_played) - known or set(agent.not_played) == known:
-            yield f"manifest.json, agent {agent.slug!r}, field 'not_played': is wrong"
     yield from (f"manifest.json, {text}" for text in misleading_names(manifest.agents))
 
 
@@ -78,15 +74,12 @@ def taken_names(agents: Iterable[AgentRecord], board: Manifest) -> Iterator[str]
             )
 
 
-def _check_environment_name(environment: EnvironmentRecord) -> Iterator[str]:
+def _check_environment(environment: EnvironmentRecord, manifest: Manifest) -> Iterator[str]:
     own = re.sub(r"^.*/|-v\d+$", "", environment.id).lower()
     joined = re.sub(r"[^a-z0-9]", "", environment.slug)
     named = [name.lower() for name in ENVIRONMENTS if joined.startswith(name.lower())]
     if named and own not in named:
         yield f"field 'slug': {environment.slug!r} is the name of {named[0]}, not of {own}"
-
-
-def _check_attack(environment: EnvironmentRecord, manifest: Manifest) -> Iterator[str]:
     if (environment.attack is None) != (environment.attack_on is None):
         yield "fields 'attack' and 'attack_on': one is given without the other"
     if environment.attack == "edits" and not environment.kwargs.get("attack"):
@@ -98,7 +91,9 @@ def _check_attack(environment: EnvironmentRecord, manifest: Manifest) -> Iterato
             yield f"field 'attack_on': {plain.slug!r} is not the same without an attack"
 
 
-def _check_agent(agent: AgentRecord) -> Iterator[str]:
+def _check_agent(agent: AgentRecord, environments: Set[str]) -> Iterator[str]:
+    if set(agent.not_played) - environments or set(agent.not_played) == environments:
+        yield "field 'not_played': is wrong"
     if agent.slug != make_slug(agent.name):
         yield f"field 'name': {shown(agent.name)} has another slug"
     for word in skeleton(agent.name).split("-"):
@@ -109,36 +104,33 @@ def _check_agent(agent: AgentRecord) -> Iterator[str]:
     if agent.kind not in AGENTS:
         yield f"field 'kind': unknown kind {shown(agent.kind)}"
         return
-    yield from _check_model(agent)
     has_model = AGENTS[agent.kind].needs_model
-    expected = {"python", *PACKAGES, *(MODEL_PACKAGES if has_model else ())}
-    if set(agent.packages) != expected or not all(
-        _VERSION.fullmatch(version) for version in agent.packages.values()
-    ):
-        yield f"field 'packages': must give a version of each of {', '.join(sorted(expected))}"
-
-
-def _check_model(agent: AgentRecord) -> Iterator[str]:
-    kind = AGENTS[agent.kind]
-    if agent.tool_format != kind.format_for(agent.settings):
-        yield f"field 'tool_format': is {shown(agent.tool_format)}, not that of {agent.kind!r}"
-    if kind.needs_model != (agent.model is not None):
-        yield f"field 'model': is {shown(agent.model)}, for an agent of the kind {agent.kind!r}"
-        return
-    model_fields = ("weights_sha256", "train", "made_by", "prices")
-    if not kind.needs_model and any(getattr(agent, name) for name in model_fields):
-        yield f"field {' or '.join(map(repr, model_fields))}: an agent without a model has none"
-    settings = dict(agent.settings) | ({"model": "none"} if kind.needs_model else {})
+    if has_model and agent.model is None:
+        yield f"field 'model': an agent of the kind {agent.kind!r} has one"
+    yield from differences(agent, _expected_record(agent))
     # `checkpoint` would look for its folder; it has the same settings as `base_tool_call`.
     checked = "base_tool_call" if agent.kind == "checkpoint" else agent.kind
     try:
-        build_agent(checked, settings)
+        build_agent(checked, agent.settings | ({"model": "none"} if has_model else {}))
     except AgentEnvsError as error:
         yield f"field 'settings': {error}"
+    expected = {"python", *PACKAGES, *(MODEL_PACKAGES if has_model else ())}
+    if set(agent.packages) != expected or not all(map(_VERSION.fullmatch, agent.packages.values())):
+        yield f"field 'packages': must give a version of each of {', '.join(sorted(expected))}"
+
+
+def _expected_record(agent: AgentRecord) -> AgentRecord:
+    """Return the record with all that follows from other fields."""
+    kind = AGENTS[agent.kind]
+    expected = replace(agent, tool_format=kind.format_for(agent.settings))
+    if not kind.needs_model:
+        return replace(
+            expected, model=None, weights_sha256={}, train=None, made_by=None, prices=None
+        )
     if agent.model == TINY_POLICY.name and agent.train is None:
         truth = {path.name: file_sha256(path) for path in TINY_POLICY.glob("*.safetensors")}
-        if agent.weights_sha256 != truth:
-            yield "field 'weights_sha256': are not those of the embedded policy"
+        return replace(expected, weights_sha256=truth)
+    return expected
 
 
 # Calls and tokens

@@ -9,7 +9,7 @@ wrote these actions, and what they cost.
 import dataclasses
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ from typing import Final
 from tqdm.auto import tqdm
 
 from agent_envs.errors import AgentEnvsError, DataError, MissingExtraError, SandboxUnavailableError
-from agent_leaderboard.agents.agent import PlayedEpisode, acts_by_rules, is_custom
+from agent_leaderboard.agents.agent import acts_by_rules, is_custom
 from agent_leaderboard.play.environments import (
     missing_data,
     recorded_environment,
@@ -32,7 +32,7 @@ from agent_leaderboard.play.episodes import (
     ReplayedEpisode,
     Replayer,
     as_floats,
-    run_episodes,
+    run_chunk,
 )
 from agent_leaderboard.play.prepare import complete_record
 from agent_leaderboard.play.run import WORK, run_all
@@ -57,7 +57,7 @@ from agent_leaderboard.records.results import (
     read_run,
     task_list_sha256,
 )
-from agent_leaderboard.report.board import MAX_UNSCORED, summarise
+from agent_leaderboard.report.board import counted, summarise
 from agent_leaderboard.report.tables import PAGE, REPORT, make_markdown
 from agent_leaderboard.report.visible_text import visible
 from agent_leaderboard.verify.claims import check_names, check_tokens, check_usage, taken_names
@@ -301,20 +301,15 @@ def _jobs(run: Run, not_replayed: Mapping[str, str], data: Path | None) -> Itera
 
 def _replay(
     jobs: Sequence[Job], processes: int, prepare_worker: Callable[[], None] | None
-) -> list[str]:
-    """Replay all jobs; return what is wrong, in their order."""
-    found: dict[int, list[str]] = {}
-    total = sum(len(results) for _, results in jobs)
-    with tqdm(total=total, desc="replaying", unit="episode") as bar:
+) -> Iterator[str]:
+    """Replay all jobs; yield what is wrong."""
+    with tqdm(total=sum(len(own) for _, own in jobs), desc="replaying", unit="episode") as bar:
         try:
             for number, problems in run_all(check_episodes, jobs, processes, prepare_worker):
-                found[number] = problems
+                yield from problems
                 bar.update(len(jobs[number][1]))
         except (BrokenProcessPool, MemoryError) as error:
-            found[len(jobs)] = [
-                f"replay ended ({type(error).__name__}): it needed too much memory or time"
-            ]
-    return [text for number in sorted(found) for text in found[number]]
+            yield f"replay ended ({type(error).__name__}): it needed too much memory or time"
 
 
 def check_episodes(job: Job) -> list[str]:
@@ -333,33 +328,33 @@ def check_episodes(job: Job) -> list[str]:
 
 def _problems(chunk: Chunk, results: Sequence[EpisodeResult]) -> dict[int, list[str]]:
     """Return the problems of each episode that has any, by its index."""
-    # Anyone can run an agent without a model again.
-    reruns = run_episodes(chunk) if acts_by_rules(chunk.agent.kind) else None
-    problems: dict[int, list[str]] = {}
+    check = _rerun if acts_by_rules(chunk.agent.kind) else _replays
+    found = ((i, list(texts)) for i, texts in enumerate(check(chunk, results)))
+    return {i: [f"{_place(results[i])}, {text}" for text in texts] for i, texts in found if texts}
+
+
+def _rerun(chunk: Chunk, results: Sequence[EpisodeResult]) -> Iterator[Iterable[str]]:
+    """Yield how an agent without a model acts otherwise when it runs again."""
+    for result, again in zip(results, run_chunk(chunk), strict=True):
+        is_fault = None not in (result.error, again.error)  # its message may vary
+        error = result.error if is_fault else again.error
+        yield differences(result, dataclasses.replace(again, seconds=result.seconds, error=error))
+
+
+def _replays(chunk: Chunk, results: Sequence[EpisodeResult]) -> Iterator[Iterable[str]]:
+    """Yield how episodes of a model differ when their actions are replayed."""
     with closing(Replayer(chunk.environment, chunk.agent, chunk.protocol, chunk.data)) as replayer:
-        for index, (result, (entry, _)) in enumerate(zip(results, chunk.episodes, strict=True)):
+        for result, (entry, _) in zip(results, chunk.episodes, strict=True):
             try:
                 again = replayer.replay(result, entry)
-                texts = [*differences(entry, again.entry), *_compare(result, again)]
-                if reruns is not None:
-                    texts += _check_rerun(result, again.actions, reruns[index][0])
                 written = "\n".join(chain(again.actions, *again.attempts))
-                texts += check_tokens(result, chunk.agent, written, again.question)
+                yield [
+                    *differences(entry, again.entry),
+                    *_compare(result, again),
+                    *check_tokens(result, chunk.agent, written, again.question),
+                ]
             except Exception as error:  # noqa: BLE001 - untrusted actions in any environment
-                texts = [f"field 'actions': replay failed: {error}"]
-            if texts:
-                problems[index] = [f"{_place(result)}, {text}" for text in texts]
-    return problems
-
-
-def _check_rerun(
-    result: EpisodeResult, actions: Sequence[str], rerun: PlayedEpisode
-) -> Iterator[str]:
-    """Yield how an agent acts otherwise when it runs again; that includes false failures."""
-    if result.error is not None and rerun.trajectory.stop_reason not in FAULTS:
-        yield f"field 'error': is {result.error!r}, but the agent runs without a failure"
-    elif result.error is None and list(rerun.actions) != list(actions):
-        yield f"field 'actions': are not those of the agent {result.agent!r}"
+                yield [f"field 'actions': replay failed: {error}"]
 
 
 def _compare(result: EpisodeResult, again: ReplayedEpisode) -> Iterator[str]:
@@ -407,17 +402,16 @@ def _on_trust(agent: AgentRecord, run: Run) -> Iterator[str]:
     if is_custom(agent.kind):
         yield f"{agent.slug}: its code is its author's; others cannot run it"
     elif not acts_by_rules(agent.kind):
-        calls = sum(result.calls for result in every)
         tokens = sum(result.prompt_tokens + result.completion_tokens for result in every)
         origin = f", made by '{visible(agent.made_by)[:80]}'," if agent.made_by else ""
         yield (
             f"{agent.slug}: that {visible(str(agent.model))[:80]}{origin} wrote its actions, in "
-            f"{calls:,} calls with {tokens:,} tokens (which fit the text)"
+            f"{sum(result.calls for result in every):,} calls with {tokens:,} tokens (which fit "
+            "the text)"
         )
     for slug, results in own.items():
-        if failures := sum(not result.is_scored for result in results):
-            is_few = failures <= MAX_UNSCORED * len(results)
-            counts = "are left out" if is_few else "count as failures"
+        if failures := len(results) - sum(result.is_scored for result in results):
+            counts = "are left out" if len(counted(results)) < len(results) else "count as failures"
             yield (
                 f"{agent.slug} on {slug}: {failures} of {len(results)} are infrastructure "
                 f"failures; {counts}"
