@@ -38,19 +38,17 @@ SIMPLIFICATIONS: Final = (
 )  # fmt: skip
 MAX_COMMAND_CHARS: Final = 500
 TOO_LONG_TEXT: Final = f"A command has {MAX_COMMAND_CHARS} characters at most."
-LIST_TEXT: Final = "Commands, with the name of a thing for OBJ:\n{actions}\nThings:\n{things}"
 
 
 class ScienceWorldEnv(ToolEnv):
     """ScienceWorld (Wang et al., 2022, arXiv 2203.07540; package ``scienceworld``).
 
     Task: an experiment in a simulated house, such as to boil water or to find an animal; 30 kinds
-    with up to 1386 variations. Tool: ``act(command)``; by name ``commands()``, which takes no time
-    in the game. Reward terms: ``solved`` at the end (outcome);
-    ``score_gain`` (change of the package's score, as a share of 100; all steps together earn the
-    final score) and ``format`` on the way (process). A focus on the wrong thing loses the game: its
-    score is -100. The episode ends when the game is won or lost, or with an answer, which gives up.
-    The package counts 100 moves, ten for a ``wait``; here all turns count as one.
+    with up to 1386 variations. Tool: ``act(command)``. Reward terms: ``solved`` at the end
+    (outcome); ``score_gain`` (change of the package's score, as a share of 100; all steps together
+    earn the final score) and ``format`` on the way (process). A focus on the wrong thing loses the
+    game: its score is -100. The episode ends when the game is won or lost, or with an answer, which
+    gives up. The package counts 100 moves, ten for a ``wait``; here all turns count as one.
 
     One Java process (up to 2 GB) serves all environments of a process, one call at a time.
     Snapshots repeat the actions of the episode, at about 5 ms each and 100 ms in the genetics
@@ -68,7 +66,6 @@ class ScienceWorldEnv(ToolEnv):
     term_earnings = {"score_gain": Earnings((1.0, 1.0), (-1.0, 0.99))}
     outcome_terms = frozenset({"solved"})
     tool_signatures = ("act(command)",)
-    optional_tool_names = ("commands",)
     metric_names = ("success", "score", *ToolEnv.metric_names)
     data_source = "the package `scienceworld`; licence: Apache-2.0"
     not_in_snapshots = frozenset({"_games", "_simplifications"})
@@ -115,11 +112,7 @@ class ScienceWorldEnv(ToolEnv):
         ]
         if not self._games:
             raise ConfigurationError(f"task={task!r}, variations={variations} select no game.")
-        super().__init__(
-            default_tools=[Tool(self.act, timeout=None)],
-            optional_tools={"commands": [Tool(self.commands, timeout=None)]},
-            **shared,
-        )
+        super().__init__(default_tools=[Tool(self.act, timeout=None)], **shared)
 
     @property
     def num_tasks(self) -> int:
@@ -151,12 +144,6 @@ class ScienceWorldEnv(ToolEnv):
         self.noted["score_gain"] += (score - self.score) / 100
         self.score = score
         return text.strip()
-
-    def commands(self) -> str:
-        """List the commands, and the things that can be named in them now."""
-        actions = self._game.ask(lambda game: sorted(game.getPossibleActions()))
-        things = self._game.ask(lambda game: sorted(game.getPossibleObjects()))
-        return LIST_TEXT.format(actions=", ".join(actions), things=", ".join(things))
 
     def _read(self, part: str) -> str:
         return self._game.ask(lambda game: str(getattr(game, f"freeAction{part}")())).strip()

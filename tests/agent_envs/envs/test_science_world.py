@@ -68,8 +68,7 @@ def test_a_wrong_focus_loses_the_game():
 
 
 def test_strange_commands_are_observations():
-    env = make(tools=["commands"])
-    assert "focus on OBJ" in env.step(env.unwrapped.write_call("commands"))[0]
+    env = make()
     for command in ("", "\x00", "\ud800", "é漢字🙂", "1", "open a\nopen b", "go to " * 50):
         text, *_, info = act(env, command)
         assert text
