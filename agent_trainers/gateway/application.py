@@ -174,8 +174,8 @@ async def _read(
         raise ApiError(400, f"The request is not valid JSON: {error}") from None
     if not isinstance(body, dict):
         raise ApiError(400, "The request must be a JSON object.")
-    sampling, ignored = gateway.policy.sampling, gateway.ignored_parameters
-    return parse_request(body, honoured, sampling=sampling, ignored=ignored)
+    kept = {name: value for name, value in body.items() if name not in gateway.ignored_parameters}
+    return parse_request(kept, honoured, gateway.policy.sampling)
 
 
 async def _wait(

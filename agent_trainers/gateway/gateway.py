@@ -220,20 +220,16 @@ class Gateway:
 
     def _take_calls(self, stream: GenerationStream, *, is_busy: bool) -> None:
         """Take queued calls; wait for one while idle, and for more before a wave."""
-        gather_seconds = GATHER_SECONDS if stream.gathers else 0.0
-        until = time.monotonic() + gather_seconds
+        until = time.monotonic() + (GATHER_SECONDS if stream.gathers else 0.0)
         while True:
-            seconds = IDLE_SECONDS
-            if is_busy:
-                seconds = until - time.monotonic()
+            seconds = until - time.monotonic() if is_busy else IDLE_SECONDS
             if is_busy and len(self._running) >= len(self.sessions):
                 seconds = 0.0
             try:
                 key, call = self._queue.get(timeout=max(0.0, seconds))
             except queue.Empty:
                 return
-            if not is_busy:
-                is_busy, until = True, time.monotonic() + gather_seconds
+            is_busy = True
             if call is None:
                 self._finish(key, _CLOSED)
                 stream.drop(key)

@@ -13,6 +13,7 @@ Any other assistant message was written by the program: the state is rendered ag
 and becomes a separate row.
 """
 
+import itertools
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -127,23 +128,20 @@ def _as_messages(items: Any) -> Any:
     if not isinstance(items, list):
         return [{"role": "user", "content": items}] if isinstance(items, str) else items
     messages: list[Any] = []
-    calls: list[Any] | None = None  # of the last message, if it is an assistant's
-    for item in items:
-        kind = item.get("type") if isinstance(item, dict) else None
+    for kind, group in itertools.groupby(items, _kind):
         if kind == "function_call":  # one turn is several items
-            if calls is None:
-                calls = []
-                messages.append({"role": "assistant", "tool_calls": calls})
-            calls.append(item)
-            continue
-        calls = None
-        if kind == "function_call_output":
-            item = {**item, "role": "tool"}
-        elif isinstance(item, dict) and item.get("role") == "assistant":
-            calls = []
-            item = {"tool_calls": calls, **item}
-        messages.append(item)
+            said = messages.pop() if messages and _kind(messages[-1]) == "assistant" else {}
+            messages.append({"role": "assistant", **said, "tool_calls": list(group)})
+        elif kind == "function_call_output":
+            messages += [{**item, "role": "tool"} for item in group]
+        else:
+            messages += group
     return messages
+
+
+def _kind(item: Any) -> Any:
+    item = item if isinstance(item, dict) else {}
+    return item.get("role") or item.get("type")
 
 
 class _Function(_Strict):
@@ -185,17 +183,13 @@ class Request(_Strict):
 
 
 def parse_request(
-    body: Mapping[str, Any],
-    honoured: Collection[str],
-    *,
-    sampling: Mapping[str, float],
-    ignored: Collection[str],
+    body: Mapping[str, Any], honoured: Collection[str], sampling: Mapping[str, float]
 ) -> Request:
-    """Return a validated request."""
+    """Return a validated request; `sampling` is the policy's distribution."""
     kept = {}
     neutral = {**_NEUTRAL, **sampling}
     for name, value in body.items():
-        if name in ignored or value is None or name in _WITHOUT_EFFECT:
+        if value is None or name in _WITHOUT_EFFECT:
             continue
         if name in honoured:
             kept[name] = value

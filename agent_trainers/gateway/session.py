@@ -85,7 +85,7 @@ class Session:
         self._turns: list[Turn] = []  # in the order in which they ended
         self._usage, self._generate_seconds = Usage(), 0.0
         self._tokens_left = limits.max_tokens  # besides one for each running turn
-        self._free_keys: dict[int, Turn] = {}  # with the last turn of each
+        self._free_keys: list[int] = []  # the newest last
         self._busy_keys: set[int] = set()
         self._num_calls = 0
         self._failure: tuple[StopReason, str] | None = None  # of the newest call
@@ -168,7 +168,8 @@ class Session:
             max_tokens = min(self._tokens_left, request.max_tokens or self._tokens_left)
             self._tokens_left -= 1
             self._num_calls += 1
-            key = self._take_key(previous)
+            key = self._free_keys.pop() if self._free_keys else next(self._gateway.keys)
+            self._busy_keys.add(key)
         end = TurnEnd(policy.decode, max_tokens, tuple(filter(None, request.stop)))
         sampling = GenerationRequest(
             episode_id=self._number,
@@ -184,7 +185,7 @@ class Session:
             with self._lock:
                 self._generate_seconds += time.perf_counter() - started
                 turn = self._record(request, role, tools, sampling, end, generation)
-                self._free_keys[key] = turn
+                self._free_keys.append(key)
                 return turn
         finally:
             with self._lock:
@@ -218,16 +219,6 @@ class Session:
         if len(self._busy_keys) >= (most := limits.max_concurrent_calls):
             text = f"The session has {most} concurrent calls (max_concurrent_calls). Wait for one."
             raise ApiError(429, text)
-
-    def _take_key(self, previous: Turn | None) -> int:
-        """Return a free stream key, preferably the one that caches the tokens of `previous`."""
-        cached = (key for key, turn in self._free_keys.items() if turn is previous)
-        key = next(cached, next(iter(self._free_keys), None))
-        if key is None:
-            key = next(self._gateway.keys)
-        self._free_keys.pop(key, None)
-        self._busy_keys.add(key)
-        return key
 
     def _record(
         self,

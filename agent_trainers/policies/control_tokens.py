@@ -19,8 +19,6 @@ _START: Final = "\udc00"
 """Precedes a character of a text that could start a control token."""
 _EDGE: Final = "\udc01"
 """Starts a text, so that it cannot complete a control token that the template started."""
-_NAME: Final = "\ufdd0"
-"""Delimits the template's control tokens in `_plain`; a noncharacter (Unicode, 23.7)."""
 _MARKUP: Final = re.compile(r"[<>\[\]{}|]")
 _TAG: Final = re.compile(r"</?(?![\w-]*(?:respon|result|output|observ))[\w-]+>", re.IGNORECASE)
 """Tags a model may write; ``<tool_response>`` and the like are never its own."""
@@ -47,11 +45,7 @@ class ControlTokens:
         self._backend: Tokenizer | None = getattr(tokenizer, "backend_tokenizer", None)
         added: dict[int, AddedToken] = dict(sorted(tokenizer.added_tokens_decoder.items()))
         self._ids = {str(token): id for id, token in added.items() if _is_control(token)}
-        self._added = {
-            f"{_NAME}{id}{_NAME}" if self._ids.get(str(token)) == id else str(token): (id, token)
-            for id, token in added.items()
-        }
-        """Id and token by their name in `_plain`."""
+        self._words = {str(t): id for id, t in added.items() if str(t) not in self._ids}
         unknown = tokenizer.unk_token_id  # not a control token: any unknown word becomes it
         self._control_ids = frozenset(self._ids.values()) - {unknown}
         self.tags = frozenset(
@@ -134,46 +128,40 @@ class ControlTokens:
             broken = re.sub(f"{_START}(.)", r"\1 ", marked).replace(_EDGE, " ")
             ids: list[int] = self._tokenizer(clean(broken), add_special_tokens=False)["input_ids"]
             return ids
-        parts, end = [], 0
+        ids, end = [], 0
         for id, start, stop in self.find(marked):
-            parts += [_unmarked(marked[end:start]), _NAME, str(id), _NAME]
+            ids += [*self._encode_plain(marked[end:start]), id]
             end = stop
-        encoding = self._plain.encode(
-            "".join([*parts, _unmarked(marked[end:])]), add_special_tokens=False
-        )
-        return [
-            token_id
-            for token, id in zip(encoding.tokens, encoding.ids, strict=True)
-            for token_id in self._spelled(token, id)
-        ]
+        return ids + self._encode_plain(marked[end:])
+
+    def _encode_plain(self, marked: str) -> list[int]:
+        """Return the tokens of a text without control tokens."""
+        text = marked.replace(_START, "").replace(_EDGE, "")
+        encoding = self._plain.encode(text, add_special_tokens=False)
+        ids: list[int] = []
+        for token, id in zip(encoding.tokens, encoding.ids, strict=True):
+            if token in self._words:
+                ids.append(self._words[token])
+            elif id not in self._control_ids:
+                ids.append(id)
+            else:  # a word of the model's own vocabulary, like ``<pad>`` in word-level ones
+                letters = [i for letter in token for i in self._plain.encode(letter).ids]
+                ids += [i for i in letters if i not in self._control_ids]
+        return ids
 
     @functools.cached_property
     def _plain(self) -> Tokenizer:
-        """The tokenizer with names for control tokens that no text can contain."""
+        """The tokenizer without control tokens."""
         assert self._backend is not None
         plain = Tokenizer(self._backend.model)
         if self._backend.normalizer is not None:
             plain.normalizer = self._backend.normalizer
         if self._backend.pre_tokenizer is not None:
             plain.pre_tokenizer = self._backend.pre_tokenizer
-        for name, (_, token) in self._added.items():
-            is_control = name != str(token)
-            plain.add_tokens(
-                [AddedToken(name, lstrip=token.lstrip, rstrip=token.rstrip, normalized=False)]
-                if is_control
-                else [token]
-            )
+        plain.add_tokens(
+            [t for t in self._tokenizer.added_tokens_decoder.values() if str(t) in self._words]
+        )
         return plain
-
-    def _spelled(self, token: str, id: int) -> list[int]:
-        """Return the ids of a token of `_plain` in the tokenizer."""
-        if token in self._added:
-            return [self._added[token][0]]
-        if id not in self._control_ids:
-            return [id]
-        # A word of the model's own vocabulary, like ``<pad>`` in word-level ones: spell it out.
-        letters = [i for letter in token for i in self._plain.encode(letter).ids]
-        return [i for i in letters if i not in self._control_ids]
 
 
 def clean(text: str) -> str:
@@ -208,7 +196,3 @@ def _own_spans(text: str, own: OwnMarkup) -> list[tuple[int, int]]:
 def _is_control(token: AddedToken) -> bool:
     is_blank = not str(token).strip(" \n\r\t\u2581")
     return not is_blank and (token.special or bool(_MARKUP.search(str(token))))
-
-
-def _unmarked(text: str) -> str:
-    return text.replace(_START, "").replace(_EDGE, "").replace(_NAME, "\ufffd")

@@ -214,13 +214,10 @@ class VLLMServerPolicy(TokenPolicy):
 
     def _complete_one(self, prompt: list[int], rng: np.random.Generator) -> Completion:
         create, seed = self._client.api.completions.create, int(rng.integers(2**31))
-        reply = self._client.call(create, prompt=prompt, seed=seed, **self._body)
+        reply: Any = self._client.call(create, prompt=prompt, seed=seed, **self._body)
         choice = reply.choices[0]
-        token_ids = (choice.model_extra or {}).get("token_ids")
-        if token_ids is None or choice.logprobs is None:
-            raise self._client.error("the reply lacks token_ids or logprobs; is it a recent vLLM?")
         logprobs = np.array(choice.logprobs.token_logprobs, np.float32)
-        return Completion(token_ids=list(token_ids), logprobs=logprobs)
+        return Completion(token_ids=choice.model_extra["token_ids"], logprobs=logprobs)
 
 
 def eos_ids(declared: int | list[int] | None, tokenizer: Any) -> tuple[int, ...]:
