@@ -121,8 +121,8 @@ def _run(options: argparse.Namespace) -> None:
     from agent_leaderboard.play.run import run
 
     sys.path.append("")  # for custom agents in the current folder
-    run(_config(options), options.output, data=options.data, jobs=options.jobs)
-    _write_and_print(options.output, options.data)
+    options.run = run(_config(options), options.output, data=options.data, jobs=options.jobs)
+    _report(options)
 
 
 def _config(options: argparse.Namespace) -> RunConfig:
@@ -152,13 +152,9 @@ def _verify(options: argparse.Namespace) -> None:
 
 
 def _report(options: argparse.Namespace) -> None:
-    _write_and_print(options.run, options.data)
-
-
-def _write_and_print(run: Path, data: Path | None) -> None:
     from agent_leaderboard.report.tables import write_reports
 
-    print(write_reports(run, data))  # noqa: T201
+    print(write_reports(options.run, options.data))  # noqa: T201
 
 
 def _submit(options: argparse.Namespace) -> None:
@@ -175,5 +171,5 @@ def _merge(options: argparse.Namespace) -> None:
     from agent_leaderboard.entries.entry import merge
     from agent_leaderboard.verify.contained import verify
 
-    merge(options.output, options.runs, options.data, verify, jobs=options.jobs)
-    _write_and_print(options.output, options.data)
+    options.run = merge(options.output, options.runs, options.data, verify, jobs=options.jobs)
+    _report(options)

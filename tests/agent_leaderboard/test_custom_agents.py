@@ -124,7 +124,7 @@ OWN = "tests.agent_leaderboard.outside.%s"
     ("kind", "settings", "message"),
     [
         (OWN % "acting:first_title", "{prefix: a}", "is a function, which takes no settings"),
-        (OWN % "acting:Usage", "{}", r"neither a method 'act\(state\)' nor 'play'"),
+        (OWN % "acting:Usage", "{}", "has no attribute 'act'"),
         (OWN % "acting:Counting", "{concurrency: 0}", "'concurrency' must be a positive integer"),
         ("nowhere.agent:MyAgent", "{}", "ModuleNotFoundError: No module named 'nowhere'"),
         (OWN % "titles:LastTitle", "{}", "has no attribute 'LastTitle'"),

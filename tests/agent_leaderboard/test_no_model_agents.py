@@ -8,8 +8,7 @@ import pytest
 
 from agent_envs.errors import ConfigurationError
 from agent_leaderboard.agents.agent import build_agent
-from agent_leaderboard.agents.extractive import extract_answer
-from agent_leaderboard.agents.heuristics import constant_program, next_action
+from agent_leaderboard.agents.heuristics import constant_program, extract_answer, next_action
 from agent_trainers.rollout.episode import EpisodeSpec
 
 HITS = (

@@ -98,11 +98,11 @@ def test_a_key_is_not_a_published_digest_and_depends_on_every_file(tmp_path):
     first.write_bytes(b"one")
     second.write_bytes(b"two")
     both.write_bytes(b"onetwo")
-    assert data_seal([first]) == data_seal([first])
-    keys = [data_seal(files).key for files in ([first, second], [second, first], [both], [first])]
+    assert data_seal((first,)) == data_seal((first,))
+    keys = [data_seal(files).key for files in ((first, second), (second, first), (both,), (first,))]
     assert len({*keys, hashlib.sha256(b"one").digest()}) == 5
     with pytest.raises(DataError, match="there are no data files"):
-        data_seal([])
+        data_seal(())
 
 
 def test_nothing_of_a_sealed_run_can_be_guessed(small_run, small_data):

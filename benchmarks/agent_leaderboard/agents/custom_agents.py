@@ -125,13 +125,13 @@ def make_agent(kind: str, settings: Mapping[str, Any]) -> Agent:
         if not isinstance(concurrency, int) or concurrency < 1:
             raise ValueError(f"'concurrency' must be a positive integer, not {concurrency!r}")
         found: Any = pkgutil.resolve_name(kind)
+        if hasattr(found, "play"):
+            return cast(Agent, found(**settings))
         if inspect.isclass(found):
-            if hasattr(found, "play"):
-                return cast(Agent, found(**settings))
-            found, own = getattr(found(**own), "act", None), {}
-        if found is None or own:
-            raise TypeError("it has neither a method 'act(state)' nor 'play', or is a function, "
-                            "which takes no settings")  # fmt: skip
+            made: Any = found(**own)
+            found, own = made.act, {}
+        if own:
+            raise TypeError("it is a function, which takes no settings")
         inspect.signature(found).bind(None)  # TypeError if it does not take a state
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise ConfigurationError(

@@ -21,7 +21,7 @@ from pydantic import AfterValidator, Field
 from agent_envs.core.contexts import CONTEXTS
 from agent_envs.core.lookup import lookup
 from agent_envs.core.result_edits import ATTACKERS
-from agent_envs.errors import ConfigurationError, DataError
+from agent_envs.errors import ConfigurationError, DataError, MissingExtraError
 from agent_envs.formats.tool_formats import TOOL_FORMATS
 from agent_leaderboard.agents.agent import MakeEnv
 from agent_leaderboard.records.manifest import EnvironmentRecord
@@ -189,10 +189,15 @@ def reads_data(environment: EnvironmentRecord) -> bool:
     return environment.id in DATA_PACKAGES or bool(_named(environment.kwargs))
 
 
-def missing_data(environment: EnvironmentRecord, data: Path | None) -> str:
-    """Return the first missing file or folder of the data folder, or an empty string."""
-    names = sorted(_named(environment.kwargs))
-    return next((n for n in names if data is None or not (data / n).exists()), "")
+class MissingDataError(MissingExtraError):
+    """Data of an environment are not on this machine."""
+
+
+def check_data(environment: EnvironmentRecord, data: Path | None) -> None:
+    """Raise a `MissingDataError` that names the first missing file or folder."""
+    for name in sorted(_named(environment.kwargs)):
+        if data is None or not (data / name).exists():
+            raise MissingDataError(f"its data are missing: {name}; pass --data with their folder")
 
 
 def data_files(environment: EnvironmentRecord, data: Path | None) -> list[str]:
@@ -223,12 +228,7 @@ def environment_seal(record: EnvironmentRecord, data: Path | None) -> Seal:
     """Return the seal of an environment's text, by the bytes of its data files."""
     if record.is_text_public:
         return Seal()
-    return _seal(tuple(data_path(file.name, data) for file in record.data))
-
-
-@functools.lru_cache
-def _seal(paths: tuple[Path, ...]) -> Seal:
-    return data_seal(paths)
+    return data_seal(tuple(data_path(file.name, data) for file in record.data))
 
 
 def _named(kwargs: Mapping[str, Any]) -> set[str]:

@@ -19,11 +19,11 @@ from agent_envs.errors import ConfigurationError, MissingExtraError
 from agent_leaderboard.agents.agent import MakeEnv, find_kind, tool_env
 from agent_leaderboard.play.config import RunConfig
 from agent_leaderboard.play.environments import (
+    check_data,
     configured_environment,
     data_files,
     data_path,
     environment_seal,
-    missing_data,
     reads_data,
 )
 from agent_leaderboard.records.manifest import (
@@ -52,25 +52,20 @@ def prepare(config: RunConfig, data: Path | None) -> tuple[Manifest, dict[str, l
     environments, left_out = [], list(config.left_out)
     tasks: dict[str, list[TaskEntry]] = {}
     for environment in tqdm(config.environments, desc="listing tasks", leave=False):
-        is_optional = environment.slug in config.optional
         try:
-            if is_optional and (missing := missing_data(environment, data)):
-                reason = f"its data are missing: {missing}"
-            else:
-                record, tasks[environment.slug] = complete_record(
-                    environment,
-                    configured_environment(environment, None, data),
-                    count=environment.num_tasks,
-                    seed=config.protocol.seed,
-                    data=data,
-                )
-                environments.append(record)
-                continue
+            check_data(environment, data)
+            record, tasks[environment.slug] = complete_record(
+                environment,
+                configured_environment(environment, None, data),
+                count=environment.num_tasks,
+                seed=config.protocol.seed,
+                data=data,
+            )
+            environments.append(record)
         except MissingExtraError as error:
-            if not is_optional:
+            if environment.slug not in config.optional:
                 raise
-            reason = str(error)
-        left_out.append(LeftOut(id=environment.id, reason=reason))
+            left_out.append(LeftOut(id=environment.id, reason=str(error)))
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         protocol=config.protocol,

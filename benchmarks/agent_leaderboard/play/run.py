@@ -20,6 +20,7 @@ from typing import Final, TypeVar
 
 from tqdm.auto import tqdm
 
+from agent_envs.data.files import write_text
 from agent_envs.errors import ConfigurationError, RolloutError
 from agent_leaderboard.agents.agent import build_agent, find_kind
 from agent_leaderboard.play.config import RunConfig
@@ -60,7 +61,13 @@ def run(config: RunConfig, output: Path, *, data: Path | None = None, jobs: int 
         chunks = list(_chunks(config, manifest, tasks, data))
         for chunk in {chunk.cell: chunk for chunk in chunks}.values():  # before any model is loaded
             build_agent(chunk.agent.kind, chunk.settings).check(chunk.make_env)
-        _check_same_run(output, manifest)
+        if not (output / MANIFEST).exists():
+            write_text(output / MANIFEST, to_json(manifest))
+        elif (output / MANIFEST).read_text(encoding="utf-8") != to_json(manifest):
+            raise ConfigurationError(
+                f"{output}: contains another run, or one of other package versions: its {MANIFEST} "
+                "differs. Choose another --output, or delete the folder."
+            )
         journal = output / WORK / _JOURNAL
         done = _read_done(output, journal)
         if missing := list(_missing(chunks, done)):
@@ -96,19 +103,6 @@ def _locked(folder: Path) -> Iterator[None]:
         ) from None
     finally:
         os.close(handle)
-
-
-def _check_same_run(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest, or check that the folder has the same one."""
-    path, wanted = folder / MANIFEST, to_json(manifest)
-    if not path.exists():
-        path.write_text(wanted, encoding="utf-8")
-        return
-    if path.read_text(encoding="utf-8") != wanted:
-        raise ConfigurationError(
-            f"{folder}: contains another run, or one of other package versions: its {MANIFEST} "
-            "differs. Choose another --output, or delete the folder."
-        )
 
 
 def _chunks(

@@ -8,6 +8,7 @@ Padding hides the length of short texts. Hashes of licensed tasks are keyed as w
 """
 
 import base64
+import functools
 import hashlib
 import hmac
 import json
@@ -110,7 +111,8 @@ def episode_place(
     return json.dumps(place, sort_keys=True)
 
 
-def data_seal(paths: Sequence[Path]) -> Seal:
+@functools.lru_cache
+def data_seal(paths: tuple[Path, ...]) -> Seal:
     """Return the seal of data files, in this order."""
     if not paths:  # the key would be public
         raise DataError("there are no data files to derive a key from")

@@ -22,7 +22,7 @@ from tqdm.auto import tqdm
 from agent_envs.errors import AgentEnvsError, DataError, MissingExtraError, SandboxUnavailableError
 from agent_leaderboard.agents.agent import acts_by_rules, is_custom
 from agent_leaderboard.play.environments import (
-    missing_data,
+    check_data,
     recorded_environment,
     refused_arguments,
 )
@@ -242,7 +242,7 @@ def _check_environments(run: Run, data: Path | None, problems: list[str]) -> dic
     for environment in tqdm(run.manifest.environments, desc="checking tasks", leave=False):
         try:
             found = list(_check_environment(environment, run, data))
-        except (MissingExtraError, SandboxUnavailableError, _MissingDataError) as error:
+        except (MissingExtraError, SandboxUnavailableError) as error:
             not_replayed[environment.slug] = str(error)
             continue
         except Exception as error:  # noqa: BLE001 - any environment
@@ -253,18 +253,13 @@ def _check_environments(run: Run, data: Path | None, problems: list[str]) -> dic
     return not_replayed
 
 
-class _MissingDataError(DataError):
-    """Data of an environment are not on this machine."""
-
-
 def _check_environment(
     environment: EnvironmentRecord, run: Run, data: Path | None
 ) -> Iterator[str]:
     """Yield how manifest and task list differ from the environment itself."""
     for problem in refused_arguments(environment.id, environment.kwargs):
         raise DataError(problem)  # before any of its names is looked up
-    if name := missing_data(environment, data):
-        raise _MissingDataError(f"its data are missing: {name}; pass --data with their folder")
+    check_data(environment, data)
     entries = run.tasks[environment.slug]
     make_env = recorded_environment(environment, None, data)
     seed = run.manifest.protocol.seed
