@@ -27,13 +27,9 @@ def read_records(path: str | Path) -> list[dict[str, Any]]:
         raise DataError(f"{path}: unknown kind of file. Use one of {', '.join(SUFFIXES)}.")
     try:
         records = _read_parquet(path) if path.suffix == ".parquet" else _read_json(path)
-    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise DataError(f"{path}: is not a sound gzip file ({error}). Copy it again.") from None
-    except OSError as error:
-        reason = error.strerror or str(error)
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
         raise DataError(f"{path}: cannot be read ({reason}). Check the path.") from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: is not UTF-8 text ({error.reason}).") from None
     if not isinstance(records, list):
         raise DataError(f"{path}: must hold a list of rows, not {type(records).__name__}.")
     for number, record in enumerate(records, start=1):

@@ -30,23 +30,14 @@ def musique_group_scores(episodes: Iterable[tuple[str, Mapping[str, float]]]) ->
         ``group_support_sufficiency_f1``; means over pairs, in [0, 1].
 
     Raises:
-        DataError: If a pair lacks a member, or an episode the metric ``sufficiency``.
+        DataError: If a pair lacks a member.
     """
     pairs: dict[str, dict[bool, list[Mapping[str, float]]]] = defaultdict(lambda: defaultdict(list))
     for task_id, metrics in episodes:
-        if "sufficiency" not in metrics:
-            raise DataError(
-                f"{task_id}: there is no metric 'sufficiency'. Make the environment with "
-                "unanswerable=True."
-            )
         question = task_id.removesuffix(UNANSWERABLE_SUFFIX)
         pairs[question][question == task_id].append(metrics)
-    lonely = [question for question, members in pairs.items() if len(members) < 2]
-    if lonely or not pairs:
-        raise DataError(
-            f"{len(lonely)} of {len(pairs)} questions have no episode of their twin: {lonely[:1]}. "
-            "The group scores need both members of each pair."
-        )
+    if not pairs or any(len(members) < 2 for members in pairs.values()):
+        raise DataError("The group scores need episodes of both members of each pair.")
     return {
         name: sum(_pair_score(members, metric) for members in pairs.values()) / len(pairs)
         for name, metric in _SCORES.items()

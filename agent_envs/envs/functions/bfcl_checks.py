@@ -20,7 +20,7 @@ import threading
 import types
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from unittest.mock import patch
 
 from agent_envs.core.tool import ToolResult
@@ -28,6 +28,8 @@ from agent_envs.envs.functions.bfcl_rows import LANGUAGES, Document, Row, tool_n
 
 Call = tuple[str, Mapping[str, Any]]
 """The name of a function in the package, and its arguments."""
+Reference = tuple[tuple[str, ...], Mapping[str, Any]]
+"""Outcome of the ground truth of a turn: responses, and the back-ends after it, read only."""
 ERROR_TEXT: Final = "Error during execution: {error}"
 _STATELESS: Final = frozenset({"MathAPI"})
 _MAX_MATH_PRECISION: Final = 1_000
@@ -89,22 +91,14 @@ class BackEnds:
         return text
 
 
-class Reference(NamedTuple):
-    """Outcome of the ground truth of a turn."""
-
-    responses: tuple[str, ...]
-    instances: Mapping[str, Any]
-    """The back-ends after it; read only."""
-
-
 @functools.lru_cache(maxsize=64)
 def run_ground_truth(row: Row) -> tuple[Reference, ...]:
     """Run the calls of each turn."""
     back_ends = BackEnds(row)
-    references = []
+    references: list[Reference] = []
     for calls in row.ground_truth:
         texts = tuple(back_ends.call(*_read_call(row, text)).content for text in calls)
-        references.append(Reference(texts, copy.deepcopy(back_ends.instances)))
+        references.append((texts, copy.deepcopy(back_ends.instances)))
     return tuple(references)
 
 
@@ -192,16 +186,17 @@ def is_right_state(
         state_checker,
     )
 
-    if not reference.responses:
+    expected, back_ends = reference
+    if not expected:
         return True  # the request cannot be fulfilled yet, and is not checked
     if not num_calls:
         return False
-    texts = [text for text in responses.elements() if text in reference.responses]
+    texts = [text for text in responses.elements() if text in expected]
     try:
-        state = state_checker(dict(instances), dict(reference.instances))
+        state = state_checker(dict(instances), dict(back_ends))
     except Exception:  # noqa: BLE001 - objects that cannot be compared are not equal
         return False
-    return bool(state["valid"] and response_checker(texts, list(reference.responses), 0)["valid"])
+    return bool(state["valid"] and response_checker(texts, list(expected), 0)["valid"])
 
 
 @functools.cache

@@ -14,7 +14,6 @@ from typing import Any, Final
 
 from agent_envs.core.lookup import lookup
 from agent_envs.core.tool import Tool, ToolResult
-from agent_envs.errors import ConfigurationError, DataError
 
 _NON_LIVE: Final = (
     "simple_python", "simple_java", "simple_javascript", "multiple", "parallel",
@@ -78,8 +77,6 @@ class Row:
 def choose_categories(names: str | Sequence[str]) -> tuple[str, ...]:
     """Return the categories of names of categories and groups, each once."""
     wanted = (names,) if isinstance(names, str) else tuple(names)
-    if not wanted:
-        raise ConfigurationError("category= is empty. Name one, such as 'multi_turn_base'.")
     found = (lookup(CATEGORIES, name, kind="BFCL category") for name in wanted)
     return tuple(dict.fromkeys(name for group in found for name in group))
 
@@ -126,13 +123,8 @@ def _read(name: str) -> tuple[dict[str, Any], ...]:
     """Read a file of the package; not by `read_records`: it has JSON Lines under the name .json."""
     spec = importlib.util.find_spec("bfcl_eval")
     path = Path(getattr(spec, "origin", None) or "").parent / "data" / name
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-        return tuple(json.loads(line) for line in lines if line.strip())
-    except (OSError, ValueError) as error:
-        raise DataError(
-            f"{path}: cannot be read ({error}). Install the supported version of bfcl-eval."
-        ) from None
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return tuple(json.loads(line) for line in lines if line.strip())
 
 
 class FunctionTool(Tool):

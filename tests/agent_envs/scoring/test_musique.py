@@ -29,14 +29,7 @@ def test_a_pair_counts_only_where_both_members_are_told_apart():
     assert musique_group_scores(repeated)["group_answer_sufficiency_f1"] == pytest.approx(0.25)
 
 
-@pytest.mark.parametrize(
-    ("episodes", "message"),
-    [
-        ([], "0 of 0 questions"),
-        ([episode("a", right=True)], "1 of 1 questions have no episode of their twin: .'a'"),
-        ([("a", {"f1": 1.0})], "unanswerable=True"),
-    ],
-)
-def test_what_cannot_be_paired_is_named(episodes, message):
-    with pytest.raises(DataError, match=message):
+@pytest.mark.parametrize("episodes", [[], [episode("a", right=True)]])
+def test_incomplete_pairs_are_refused(episodes):
+    with pytest.raises(DataError, match="both members of each pair"):
         musique_group_scores(episodes)
