@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from agent_envs.core.messages import Message
 from agent_trainers.batching.rows import Row
+from agent_trainers.monitoring.episode_statistics import EpisodeSummary
 from agent_trainers.trajectory import Trajectory, Transition, save_trajectories
 
 Floats = npt.NDArray[np.float32]
@@ -31,6 +32,8 @@ class BatchRecord:
     """The batch as trained, (B, ...): the rows in order, then padding rows."""
     advantages: Sequence[Floats] = ()
     """The estimator's advantages of each trajectory, per step or per token."""
+    episodes: Sequence[EpisodeSummary] = ()
+    """The episodes of all processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

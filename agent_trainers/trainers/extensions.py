@@ -5,7 +5,7 @@
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -15,12 +15,9 @@ from agent_envs.errors import ConfigurationError
 from agent_trainers.algorithms.advantages import find_estimator
 from agent_trainers.batching.micro_batch import MicroBatch
 from agent_trainers.batching.rows import Row
-from agent_trainers.monitoring.trajectory_samples import Mark
+from agent_trainers.monitoring.trajectory_samples import BatchRecord, Mark
 from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.trajectory import Trajectory
-
-if TYPE_CHECKING:
-    from agent_trainers.trainers.batch_builder import BuiltBatch
 
 
 class Extension:
@@ -73,7 +70,7 @@ class Extension:
         """Return the loss of each token given the policy loss, (B, T)."""
         return loss
 
-    def metrics(self, mode: str, step: int, batch: "BuiltBatch") -> Mapping[str, float]:
+    def metrics(self, mode: str, step: int, batch: BatchRecord) -> Mapping[str, float]:
         """Return metrics to log of the batch of an optimiser step; collective."""
         return {}
 

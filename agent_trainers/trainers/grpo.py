@@ -1,9 +1,9 @@
 """`StepGRPOTrainer`: GRPO on environment steps, on top of ``trl.GRPOTrainer``.
 
-The path of a batch: `TrainerRollouts` collects trajectories, `BatchBuilder` makes tensors of them
-with the help of `Scorer`, which also gives the loss, and `TrainingLog` reports. TRL provides
-models, PEFT, vLLM, reference models, optimisation, logging and callbacks; its overridden methods
-are in one place below, and each states what it relies on.
+The path of a batch: `TrainerRollouts` collects trajectories, and `build_batch` makes tensors of
+them with the help of `Scorer`, which also gives the loss. TRL provides models, PEFT, vLLM,
+reference models, optimisation, logging and callbacks; its overridden methods are in one place
+below, and each states what it relies on.
 """
 
 import functools
@@ -25,8 +25,9 @@ from agent_trainers.algorithms.reward_schedules import reward_factors
 from agent_trainers.algorithms.roles import estimate_by_role
 from agent_trainers.batching.distributed import ProcessGroup, without_sync
 from agent_trainers.batching.micro_batch import MicroBatch
-from agent_trainers.monitoring.env_statistics import EvaluatedEnvironments
-from agent_trainers.monitoring.episode_statistics import EpisodeSummary
+from agent_trainers.monitoring.env_statistics import EvaluatedEnvironments, env_metrics
+from agent_trainers.monitoring.episode_statistics import EpisodeSummary, trainer_metrics
+from agent_trainers.monitoring.faults import FaultWatch, count_faults
 from agent_trainers.monitoring.live_view import show_in_notebook
 from agent_trainers.monitoring.metrics_log import MetricsLog, RunningMeans, StepClock
 from agent_trainers.monitoring.trajectory_samples import BatchRecord
@@ -42,14 +43,13 @@ from agent_trainers.tasks.sources import (
     training_pools,
     training_rows,
 )
-from agent_trainers.trainers.batch_builder import BatchBuilder
+from agent_trainers.trainers.batch_builder import build_batch
 from agent_trainers.trainers.config import StepGRPOConfig
 from agent_trainers.trainers.extensions import Extension, make_extensions
 from agent_trainers.trainers.generation import TrainerGenerator
 from agent_trainers.trainers.resumable import ResumableTrainer
 from agent_trainers.trainers.rollouts import TrainerRollouts
-from agent_trainers.trainers.scorer import Scorer
-from agent_trainers.trainers.training_log import TrainingLog
+from agent_trainers.trainers.scorer import DRIFT, Scorer
 from agent_trainers.trajectory import Trajectory
 
 
@@ -155,13 +155,12 @@ class StepGRPOTrainer(ResumableTrainer):
         collectors = {"train": train, "eval": evaluate}
         self.rollouts = TrainerRollouts(self, collectors, sampler, names)
         self.scorer = Scorer(self)
-        self.builder = BatchBuilder(self)
         self.evaluated: EvaluatedEnvironments | None = None
         if isinstance(evaluated, EnvironmentTasks) and evaluated.names:
             self.evaluated = EvaluatedEnvironments(
                 evaluated.names, evaluated.variants, self.num_generations_eval
             )
-        self.training_log = TrainingLog(self)
+        self._faults = FaultWatch(args.max_fault_share)
         self.clock = StepClock(self._metrics["train"])
         for callback in (self.clock, MetricsLog()):
             self.add_callback(callback)
@@ -239,6 +238,7 @@ class StepGRPOTrainer(ResumableTrainer):
         batch = self._prepare_inputs(inputs)
         generate_every = self.args.steps_per_generation * self.num_iterations
         staleness = self._step % generate_every // self.args.gradient_accumulation_steps
+        self.means.add("sampling/staleness", staleness)  # optimiser steps since sampling
         started = time.perf_counter()
         *others, last = self.scorer.micro_batches(batch, is_training=True)
         loss = torch.zeros((), device=self.accelerator.device)
@@ -246,8 +246,8 @@ class StepGRPOTrainer(ResumableTrainer):
             with without_sync(self.accelerator, model, self._trained_beside):
                 loss += Trainer.training_step(self, model, micro_batch, num_items_in_batch)
         loss += super().training_step(model, last, num_items_in_batch)
-        self.training_log.add_work([*others, last], time.perf_counter() - started, staleness)
-        self.training_log.write_means("train")
+        self._log_work([*others, last], time.perf_counter() - started)
+        self._log_means("train")
         return loss
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
@@ -274,16 +274,16 @@ class StepGRPOTrainer(ResumableTrainer):
             trajectories, metrics, seconds = self.rollouts.collect(inputs, mode, step, factors)
         self.clock.note_generation(seconds)
         with self.clock.measure("score"):
-            batch = self.builder.build(self.model, trajectories, factors)
+            batch = build_batch(self, trajectories, factors)
             if mode == "train":
-                self.last_batch = batch.record
+                self.last_batch = batch
                 self.state.num_input_tokens_seen += sum(e.num_tokens for e in batch.episodes)
                 self.trajectories["train"] = []
             self.trajectories[mode] += trajectories
-            self.training_log.add_batch(mode, step[0] + 1, batch, factors)
+            self._log_batch(mode, step[0] + 1, batch, factors)
             for name, value in metrics.items():
                 self._metrics[mode][name].append(value)
-        return dict(batch.record.tensors)
+        return dict(batch.tensors)
 
     def _compute_loss(self, model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         """Return the loss of a micro-batch in training, of a whole batch in evaluation.
@@ -298,7 +298,7 @@ class StepGRPOTrainer(ResumableTrainer):
         loss = torch.zeros((), device=self.accelerator.device)
         for micro_batch in self.scorer.micro_batches(inputs, is_training=is_training):
             loss = loss + self._micro_batch_loss(model, micro_batch)
-        self.training_log.write_means("train" if is_training else "eval")
+        self._log_means("train" if is_training else "eval")
         return loss
 
     # Loss
@@ -318,3 +318,51 @@ class StepGRPOTrainer(ResumableTrainer):
             window = self.current_gradient_accumulation_steps
             factor *= self.args.steps_per_generation / window
         return (loss * weights).sum() * factor
+
+    # Log
+
+    def _log_batch(
+        self, mode: str, step: int, batch: BatchRecord, factors: Mapping[str, float]
+    ) -> None:
+        """Log the statistics of a batch and the factors of its reward terms; collective."""
+        own, episodes, terms = self._metrics[mode], batch.episodes, self.source.outcome_terms
+        if mode == "eval" and self.evaluated is not None:
+            # of the whole evaluation so far, not a mean over batches
+            so_far = self.evaluated.add(episodes, terms)
+            own.update({name: [value] for name, value in so_far.items()})
+            metrics = {}
+        else:
+            metrics = trainer_metrics(episodes, terms)
+        if mode == "train":
+            metrics |= env_metrics(episodes, self.source.names)
+        metrics |= {f"reward_factor/{name}": factor for name, factor in factors.items()}
+        for extension in self.extensions:
+            metrics |= extension.metrics(mode, step, batch)
+        for name, value in (metrics | count_faults(episodes)).items():
+            own[name].append(value)
+        own["num_tokens"] = [self.state.num_input_tokens_seen]
+        self._faults.check(mode, episodes)
+
+    def _log_work(self, micro_batches: Sequence[MicroBatch], seconds: float) -> None:
+        """Record padding and throughput."""
+        rows = [micro_batch.forwarded for micro_batch in micro_batches]
+        forwarded = sum(r["prompt_ids"].numel() + r["completion_ids"].numel() for r in rows)
+        real = sum(int(r["prompt_mask"].sum() + r["completion_mask"].sum()) for r in rows)
+        trained = sum(int(micro_batch["tool_mask"].sum()) for micro_batch in micro_batches)
+        self.means.add("rows/padding_share", forwarded - real, forwarded)
+        self.means.add("rows/forwarded_per_trained_token", forwarded, trained)
+        self.means.add("rows/tokens_per_second", real * self.processes.size, seconds)
+
+    def _log_means(self, mode: str) -> None:
+        """Log the means since the last call, and end the run if they drift; collective."""
+        means = self.means.gather()
+        for name, value in means.items():
+            self._metrics[mode][name].append(value)
+        limit, drift = self.generator.max_drift, means.get(DRIFT, 0.0)
+        if limit is not None and drift > limit:
+            raise ConfigurationError(
+                f"The trainer's log-probabilities of the sampled tokens differ by {drift:.3g} nats "
+                f"per token from those at sampling (max_logprob_drift: {limit:g}), so it does not "
+                "see the same tokens or weights. Compare chat template, tokenizer and precision of "
+                "both, and the weights of the server; or raise max_logprob_drift."
+            )

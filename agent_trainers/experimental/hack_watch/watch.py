@@ -197,7 +197,7 @@ class HackWatch(Extension):
 
     def metrics(self, mode: str, step: int, batch: Any) -> Mapping[str, float]:
         """Return the counters of a batch, and the alarms of a training batch."""
-        own = [signs_of(trajectory) for trajectory in batch.record.trajectories]
+        own = [signs_of(trajectory) for trajectory in batch.trajectories]
         signs = self.trainer.processes.all_gather_objects(own)
         episodes = list(zip(batch.episodes, signs, strict=True))
         return self.add(step, episodes) if mode == "train" else counters([tally(episodes)])

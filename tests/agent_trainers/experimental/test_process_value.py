@@ -25,6 +25,7 @@ from agent_trainers.experimental.values.__main__ import (
 )
 from agent_trainers.experimental.values.process_value import ProcessValue
 from agent_trainers.policies.rendering import ChatRenderer
+from agent_trainers.trainers.batch_builder import build_batch
 from agent_trainers.trainers.config import StepPPOConfig
 from agent_trainers.trainers.ppo import CriticModel, StepPPOTrainer, save_critic
 from agent_trainers.trajectory import StopReason, save_trajectories
@@ -165,7 +166,7 @@ def test_the_critic_of_a_run_is_a_process_value_and_begins_with_one(
 ):
     start = {"head": None, "own": tiny_policy, "value": str(folder)}[kind]
     trainer = make_trainer(critic_model=start)
-    batch = trainer.builder.build(trainer.model, played[:1], {}).record
+    batch = build_batch(trainer, played[:1], {})
     state = played[0].transitions[0].prompt_ids
 
     def assert_same(saved):

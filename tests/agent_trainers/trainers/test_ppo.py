@@ -11,6 +11,7 @@ from transformers import TrainerCallback
 
 from agent_trainers import TINY_POLICY
 from agent_trainers.batching.per_token import credit_masks, sort_by_step
+from agent_trainers.trainers.batch_builder import build_batch
 from agent_trainers.trainers.ppo import StepPPOTrainer
 from agent_trainers.trajectory import StopReason
 
@@ -32,7 +33,7 @@ def stir(trainer):
 def test_a_value_is_that_of_the_state_before_its_token(make_trainer, played):
     trainer = make_trainer()
     stir(trainer)
-    batch = trainer.builder.build(trainer.model, played[:2], {}).record
+    batch = build_batch(trainer, played[:2], {})
     rows, values = batch.rows, trainer.values(batch.tensors)
     transition = played[0].transitions[1]
     with torch.no_grad():
