@@ -14,8 +14,6 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from agent_envs.errors import ConfigurationError
-
 CONFIDENCE: Final = 0.95
 ALPHA: Final = 1 - CONFIDENCE
 MAX_EXACT_PERMUTATION: Final = 16
@@ -73,8 +71,7 @@ def share_interval(shares: Sequence[float], num_episodes: int | None = None) -> 
     from scipy.special import betaincinv
 
     values = np.asarray(shares, float)
-    if not (num_tasks := len(values)):
-        raise ConfigurationError("An interval needs values of at least one task.")
+    num_tasks = len(values)
     mean = math.fsum(values) / num_tasks
     size = _effective_size(values, mean, num_episodes or num_tasks)
     right = mean * size
@@ -96,8 +93,6 @@ def _effective_size(values: npt.NDArray[np.float64], mean: float, num_episodes: 
 def mean_interval(values: Sequence[float]) -> Interval:
     """Estimate a mean by Student's t; the interval of a single value is infinite."""
     array = np.asarray(values, float)
-    if not len(array):
-        raise ConfigurationError("An interval needs at least one value.")
     mean = math.fsum(array) / len(array)
     reach = math.inf
     if len(array) > 1:
@@ -112,8 +107,6 @@ def mean_of_shares(intervals: Sequence[Interval]) -> Interval:
     The distances of the ends add up like independent errors (Zou and Donner, 2008), so that a
     share of 0 or 1 still contributes uncertainty.
     """
-    if not intervals:
-        raise ConfigurationError("A mean needs at least one environment.")
     mean = math.fsum(one.mean for one in intervals) / len(intervals)
     below = math.hypot(*(one.mean - one.low for one in intervals)) / len(intervals)
     above = math.hypot(*(one.high - one.mean for one in intervals)) / len(intervals)

@@ -97,8 +97,6 @@ class AdversarialEditsEnv(ToolEnv):
             budget: Maximal number of edits of an episode.
             shared: Arguments of `ToolEnv`.
         """
-        if budget < 1:
-            raise ConfigurationError(f"budget must be at least 1, not {budget}.")
         lookup_or_import(VICTIMS, victim, kind="victim")
         self._victim, self._budget = victim, budget
         self._pending: Message | None = None
