@@ -50,8 +50,7 @@ def f1(prediction: str, golds: str | Sequence[str]) -> float:
     As in HotpotQA, an answer of yes, no or noanswer scores 0 against any other answer, whatever
     words they share.
     """
-    predicted = normalize_answer(prediction)
-    return max((_overlap(predicted, normalize_answer(g)).f1 for g in _as_list(golds)), default=0.0)
+    return max((answer_overlap(prediction, gold).f1 for gold in _as_list(golds)), default=0.0)
 
 
 def squad_f1(prediction: str, golds: str | Sequence[str]) -> float:
@@ -60,25 +59,21 @@ def squad_f1(prediction: str, golds: str | Sequence[str]) -> float:
     Unlike `f1`, yes and no are words like others, and two answers that normalise to nothing agree.
     """
     predicted = normalize_answer(prediction).split()
-    expected = [normalize_answer(gold).split() for gold in _as_list(golds)]
-    return max((_squad_f1(predicted, gold) for gold in expected), default=0.0)
+    best = 0.0
+    for gold in _as_list(golds):
+        expected = normalize_answer(gold).split()
+        is_empty = not predicted or not expected
+        score = _word_overlap(predicted, expected).f1
+        best = max(best, float(predicted == expected) if is_empty else score)
+    return best
 
 
 def answer_overlap(prediction: str, gold: str) -> Overlap:
     """Return precision and recall over words, as the HotpotQA script does."""
-    return _overlap(normalize_answer(prediction), normalize_answer(gold))
-
-
-def _overlap(predicted: str, expected: str) -> Overlap:
+    predicted, expected = normalize_answer(prediction), normalize_answer(gold)
     if predicted != expected and (predicted in _CLOSED_ANSWERS or expected in _CLOSED_ANSWERS):
         return Overlap(0.0, 0.0)
     return _word_overlap(predicted.split(), expected.split())
-
-
-def _squad_f1(predicted: Sequence[str], expected: Sequence[str]) -> float:
-    if not predicted or not expected:
-        return float(predicted == expected)
-    return _word_overlap(predicted, expected).f1
 
 
 def _word_overlap(predicted: Sequence[str], expected: Sequence[str]) -> Overlap:

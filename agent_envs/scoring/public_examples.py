@@ -84,13 +84,13 @@ def _is_call(text: str) -> bool:
     except (SyntaxError, ValueError):
         return False
     return isinstance(call, ast.Call) and all(
-        _is_literal(ast.unparse(value)) for value in [*call.args, *(k.value for k in call.keywords)]
+        map(_is_literal, [*call.args, *(keyword.value for keyword in call.keywords)])
     )
 
 
-def _is_literal(text: str) -> bool:
+def _is_literal(value: str | ast.expr) -> bool:
     try:
-        ast.literal_eval(text)
+        ast.literal_eval(value)
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
         return False
     return True
