@@ -81,6 +81,8 @@ class RetrievalQAEnv(ToolEnv):
 
     f1_rule = staticmethod(f1)
     """The data set's F1 of an answer against the gold answers."""
+    num_questions: int = 1
+    """The number of questions of an episode."""
     is_injected: bool = False
     """Whether passages contain planted text."""
     retriever: Retriever
@@ -99,11 +101,6 @@ class RetrievalQAEnv(ToolEnv):
             self._injection = Injection(self.task, next(iter(self.gold_keys()), None))
         self._num_injections_shown, self._has_obeyed = 0, False
         self._scores: list[tuple[float, float]] = []
-
-    @property
-    def num_questions(self) -> int:
-        """The number of questions of an episode."""
-        return 1
 
     def expected_answers(self) -> Sequence[str]:
         """Return the gold answers of the current question."""

@@ -17,7 +17,6 @@ from agent_envs.core.rewards import Earnings, format_term, noted_terms
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import Tool, ToolError
 from agent_envs.core.tool_env import ToolEnv
-from agent_envs.errors import ConfigurationError
 from agent_envs.formats.tool_formats import TOOL_FORMATS
 
 Victim = Callable[[Sequence[Message]], str]
@@ -102,8 +101,6 @@ class AdversarialEditsEnv(ToolEnv):
         self._pending: Message | None = None
         self._result = ""
         self._env: Any = gym.make(env_id, **(env_kwargs or {}))
-        if not isinstance(self._env.unwrapped, ToolEnv):
-            raise ConfigurationError(f"{env_id} has no tools whose results could be edited.")
         tools = (self.replace, self.misspell, self.insert, self.release)
         own = [Tool(function, timeout=None, stateful=True) for function in tools]
         super().__init__(default_tools=own, **shared)

@@ -92,7 +92,7 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
             raise ConfigurationError("variant 'injected' cannot be mixed with others.")
         self._first_seed = lookup(SPLITS, split, kind="split")
         self._family = _Family(variants, lengths, questions, float(outdated), shown, starts)
-        self._split = split
+        self._split, self.num_questions = split, questions
         search = make_search_tool(self, top_k=max(shown), show=self.show_passage)
         super().__init__(default_tools=[search], **shared)
 
@@ -102,10 +102,6 @@ class SyntheticMultiHopEnv(RetrievalQAEnv):
         wrong = Earnings((1.0, 1.0), (0.0, 1.0 - 1.0 / questions))
         facts = Earnings((0.0, 1.0), (0.0, 1.0))
         return {**super().earnings(), "exact_match": wrong, "new_gold_passage": facts}
-
-    @property
-    def num_questions(self) -> int:
-        return self._family.questions
 
     def get_task(self, index: int) -> Task:
         world, questions, self.retriever, self._top_k = _episode(
