@@ -100,16 +100,17 @@ class ScienceWorldEnv(ToolEnv):
         """
         require_java()
         names = (task,) if isinstance(task, str) else tuple(VARIATIONS if task is None else task)
-        quarters = lookup(_SPLITS, split, kind="split")
+        start, stop = lookup(_SPLITS, split, kind="split")
         chosen = [simplifications] if isinstance(simplifications, str) else list(simplifications)
         for name in chosen:
             lookup(dict.fromkeys(SIMPLIFICATIONS), name, kind="simplification")
         self._simplifications = ",".join(chosen)
-        self._games = [
-            (name, variation)
-            for name in names
-            for variation in _range(lookup(VARIATIONS, name, kind="task"), *quarters)[:variations]
-        ]
+        self._games: list[tuple[str, int]] = []
+        for name in names:
+            count = lookup(VARIATIONS, name, kind="task")
+            last = count if stop is None else stop * (count // 4)
+            own = range(start * (count // 4), last)[:variations]
+            self._games += [(name, variation) for variation in own]
         if not self._games:
             raise ConfigurationError(f"task={task!r}, variations={variations} select no game.")
         super().__init__(default_tools=[Tool(self.act, timeout=None)], **shared)
@@ -162,8 +163,3 @@ class ScienceWorldEnv(ToolEnv):
         if hasattr(self, "_game"):
             self._game.close()
         super().close()
-
-
-def _range(count: int, start: int, stop: int | None) -> range:
-    quarter = count // 4
-    return range(start * quarter, count if stop is None else stop * quarter)

@@ -1,6 +1,5 @@
 """WebShop: buy a product in a simulated shop, which runs as a separate server."""
 
-import functools
 import re
 import urllib.parse
 from collections.abc import Mapping
@@ -178,10 +177,9 @@ class WebShopEnv(ToolEnv):
     def _fetch(self, page: _Page) -> _Shown:
         import httpx
 
+        path = page.path(self._session)
         try:  # httpx limits the wait for each piece only
-            answer = call_with_deadline(
-                functools.partial(self._client.get, page.path(self._session)), _SECONDS
-            )
+            answer = call_with_deadline(lambda: self._client.get(path), _SECONDS)
             return _read_page(answer.raise_for_status().text, page)
         except (httpx.HTTPError, TimeoutError) as error:
             raise ToolError(f"the shop did not answer: {type(error).__name__}") from None
