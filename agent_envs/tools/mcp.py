@@ -10,8 +10,8 @@ server itself validates the values of arguments.
 """
 
 import contextlib
+import functools
 import json
-import logging
 import os
 import re
 import shlex
@@ -20,7 +20,6 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import IO, TYPE_CHECKING, Any, Final, TypeVar
 
 from anyio.from_thread import BlockingPortalProvider
@@ -50,7 +49,6 @@ MAX_TOOLS: Final = 128
 CONNECT_SECONDS: Final = 20.0
 LIST_SECONDS: Final = 10.0
 _MAX_LOG_CHARS: Final = 500
-_LOGGER: Final = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
@@ -82,11 +80,7 @@ class McpServer:
         require_extra("mcp", "An MCP server", "mcp")
         if not self.timeout > 0:
             raise ConfigurationError(f"timeout must be above 0, not {self.timeout}.")
-        if not self.shared:
-            return McpSession(self)
-        with _SHARED_LOCK:
-            key = self, os.getpid()
-            return _SHARED.get(key) or _SHARED.setdefault(key, McpSession(self))
+        return _shared_session(self, os.getpid()) if self.shared else McpSession(self)
 
 
 class McpSession:
@@ -107,9 +101,8 @@ class McpSession:
             raise ConfigurationError(
                 f"The MCP server {server.server} cannot be used: {error}"
             ) from error
-        sizes = [len(json.dumps(tool.parameters)) for tool in tools]
         self.tools: Sequence[Tool] = tuple(
-            tool for tool, size in zip(tools, sizes, strict=True) if size <= MAX_SCHEMA_CHARS
+            tool for tool in tools if len(json.dumps(tool.parameters)) <= MAX_SCHEMA_CHARS
         )
         """The tools that the server offers."""
 
@@ -143,17 +136,17 @@ class McpSession:
         except TimeoutError as error:
             text = TOOL_TIMEOUT_TEXT.format(name=tool.name, timeout=self.server.timeout)
             result = ToolResult(text, error="tool_timeout", exception=str(error))
-        except MCPError as error:
-            result = ToolResult(str(error), error="tool_error")
         except Exception as error:  # noqa: BLE001 - of any library below
-            _LOGGER.warning("%s: %s", self.server.server, error)
-            result = ToolResult(DEAD_TEXT.format(name=tool.name), error="tool_error")
+            is_refusal = isinstance(error, MCPError)
+            text = str(error) if is_refusal else DEAD_TEXT.format(name=tool.name)
+            exception = None if is_refusal else repr(error)
+            result = ToolResult(text, error="tool_error", exception=exception)
         try:
             self._request(_list, LIST_SECONDS)  # is the server alive?
         except Exception as error:  # noqa: BLE001
             self._disconnect()
             text = DEAD_TEXT.format(name=tool.name)
-            return ToolResult(text, error="tool_error", exception=f"{error!r}")
+            return ToolResult(text, error="tool_error", exception=repr(error))
         return result
 
     def _request(self, send: "Callable[[mcp.Client], Awaitable[_T]]", seconds: float) -> _T:
@@ -237,8 +230,7 @@ class McpTool(Tool):
         self.stateful = not session.server.shared
         self.max_result_chars = session.server.max_result_chars
         # A snapshot replays the calls of methods of objects, but a shared session has no state.
-        shared: Callable[..., ToolResult] = partial(session.call)
-        self.function = session.call if self.stateful else shared
+        self.function = session.call if self.stateful else functools.partial(session.call)
         self.parameters = _parameters(listed.input_schema)
         self._is_closed = listed.input_schema.get("additionalProperties") is False
         try:  # formats show examples: a schema may be malformed, or refer to itself without end
@@ -256,12 +248,8 @@ class McpTool(Tool):
         """
         known = self.parameters["properties"]
         problems = [f"'{n}' is missing" for n in self.parameters["required"] if n not in arguments]
-        problems += [
-            f"'{name}' is not an argument of this tool"
-            for name in arguments
-            if self._is_closed and name not in known
-        ]
-        if problems:
+        unknown = [name for name in arguments if name not in known] if self._is_closed else []
+        if problems := problems + [f"'{n}' is not an argument of this tool" for n in unknown]:
             raise ValueError("; ".join(problems))
         return dict(arguments)
 
@@ -270,8 +258,9 @@ class McpTool(Tool):
         return self._cut(call_with_deadline(lambda: self.function(self, arguments), self.timeout))
 
 
-_SHARED: Final[dict[tuple[McpServer, int], McpSession]] = {}
-_SHARED_LOCK: Final = threading.Lock()
+@functools.cache
+def _shared_session(server: McpServer, _: int) -> McpSession:
+    return McpSession(server)
 
 
 # An event loop for all sessions, apart from the one on which async environments run: these block
