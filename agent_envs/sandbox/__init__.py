@@ -9,9 +9,8 @@
             session.run("x + 1")
         verdict = sandbox.check_python("def f(x): return x + 1", "assert f(1) == 2")
 
-The content of a scratch directory is passed from one program to the next as a `Folder`.
-``python -m agent_envs.sandbox`` reports which levels this machine offers. The promises of each and
-their tests are in ``docs/project/security.md``.
+The content of a scratch directory is passed from one program to the next as a `Folder`. The
+promises of each level and their tests are in ``docs/project/security.md``.
 """
 
 from agent_envs.sandbox.results import Folder, Level, Limits, Result, Verdict

@@ -59,22 +59,8 @@ class Execution(contextlib.AbstractContextManager["Execution"]):
         """
         if message is not None:
             self._send(message)
-        return self._wait()
-
-    def stop(self) -> None:
-        """Request the end of every process; `finish` then returns soon."""
-        with contextlib.suppress(OSError):  # it has ended already
-            self._control.shutdown(socket.SHUT_WR)
-
-    def _send(self, data: bytes) -> None:
-        self._control.settimeout(_GRACE_SECONDS)
-        with contextlib.suppress(OSError):  # it has ended; `_wait` notices
-            self._control.sendall(len(data).to_bytes(4, "big") + data)
-
-    def _wait(self) -> bytes:
-        """Wait for a message of the program, or until all processes have ended."""
         deadline = time.monotonic() + self._limits.longest_seconds + _GRACE_SECONDS
-        while (message := self._read_frames()) is None and not self._has_ended:
+        while (received := self._read_frames()) is None and not self._has_ended:
             self._control.settimeout(max(0.001, deadline - time.monotonic()))
             try:
                 data = self._control.recv(_READ_BYTES)
@@ -84,7 +70,17 @@ class Execution(contextlib.AbstractContextManager["Execution"]):
                 data = b""
             self._has_ended = not data
             self._received += data
-        return message or b""
+        return received or b""
+
+    def stop(self) -> None:
+        """Request the end of every process; `finish` then returns soon."""
+        with contextlib.suppress(OSError):  # it has ended already
+            self._control.shutdown(socket.SHUT_WR)
+
+    def _send(self, data: bytes) -> None:
+        self._control.settimeout(_GRACE_SECONDS)
+        with contextlib.suppress(OSError):  # it has ended; `exchange` notices
+            self._control.sendall(len(data).to_bytes(4, "big") + data)
 
     def finish(self) -> Result:
         """Wait for the end, and return the result.
@@ -94,7 +90,7 @@ class Execution(contextlib.AbstractContextManager["Execution"]):
                 a program must not be able to pass as a failure of the sandbox.
         """
         while not self._has_ended:
-            self._wait()
+            self.exchange()
         report = self._report or {}
         if self._is_late:
             return Result(status="timeout", exit_code=None, stdout="", stderr="")
@@ -123,7 +119,7 @@ class Execution(contextlib.AbstractContextManager["Execution"]):
         try:
             self.stop()
             while not self._has_ended:
-                self._wait()
+                self.exchange()
         finally:
             self._control.close()
             self._clean_up()

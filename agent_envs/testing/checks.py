@@ -30,11 +30,10 @@ from agent_envs.testing.episodes import (
     Problem,
     Subject,
     TextEnv,
-    actions_taken,
-    begin,
     broken_actions,
     expect,
     finish,
+    halt,
     mistake,
     record,
     reference_actions,
@@ -226,14 +225,11 @@ def check_snapshots(subject: Subject) -> str:
         base: Any = env.unwrapped
         if not hasattr(base, "snapshot"):
             raise NotOffered("no snapshot and restore")
-        actions = actions_taken(env, subject.seed)
-        for start in sorted({0, 2 * len(actions) // 3, len(actions)}):
-            begin(env, subject.seed, actions[:start])
-            snapshot = base.snapshot()
-            expected = finish(env, actions, start)
+        for share in (0, 2 / 3, 1):
+            actions, snapshot = halt(env, subject.seed, share)
+            expected = finish(env, actions)
             base.restore(snapshot)
-            rest = finish(env, actions, start)
-            _compare(expected, rest, f"when continued from a snapshot at step {start}")
+            _compare(expected, finish(env, actions), "when continued from a snapshot")
     return f"{len(pickle.dumps(snapshot))} bytes at the end"
 
 
@@ -243,12 +239,9 @@ def check_processes(subject: Subject) -> str:
     with subject.make() as env:
         shown = record(env, subject.seed)
         if hasattr(env.unwrapped, "snapshot"):
-            actions = actions_taken(env, subject.seed)
-            start = 2 * len(actions) // 3
-            begin(env, subject.seed, actions[:start])
             with contextlib.suppress(SnapshotError):  # check_snapshots reports it
-                saved = actions, start, env.unwrapped.snapshot()
-                expected = finish(env, actions, start)
+                saved = halt(env, subject.seed, 2 / 3)
+                expected = finish(env, saved[0])
     try:
         payload = pickle.dumps((subject.make_env, subject.seed, saved))
     except (pickle.PicklingError, AttributeError, TypeError) as error:

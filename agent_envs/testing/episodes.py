@@ -73,11 +73,24 @@ def record(env: TextEnv, seed: int) -> dict[str, str]:
     return _show([(observation, 0.0, False, False, info), *run_episode(env, seed)])
 
 
-def finish(env: TextEnv, actions: Sequence[str], start: int) -> dict[str, str]:
-    """Take `actions` from number `start` on, then reset; return the results as `record` does."""
-    outcomes = [step(env, action) for action in actions[start:]]
+def halt(env: TextEnv, seed: int, share: float) -> tuple[list[str], Any]:
+    """Run a share of an episode; return the actions of the rest, and a snapshot."""
+    env.reset(seed=seed)
+    actions = _planned_actions(env, seed)
+    env.reset(seed=seed)
+    num_taken = len(list(run_episode(env, seed)))
+    start = int(share * num_taken)
+    env.reset(seed=seed)
+    for action in actions[:start]:
+        step(env, action)
+    return actions[start:num_taken], env.unwrapped.snapshot()  # type: ignore[attr-defined]
+
+
+def finish(env: TextEnv, actions: Sequence[str]) -> dict[str, str]:
+    """Take the other actions, then reset; return the results as `record` does."""
+    outcomes = [step(env, action) for action in actions]
     observation, info = env.reset()  # draws a task
-    return _show([*outcomes, (observation, 0.0, False, False, info)], start + 1)
+    return _show([*outcomes, (observation, 0.0, False, False, info)])
 
 
 def run_in_child() -> None:
@@ -90,9 +103,9 @@ def run_in_child() -> None:
         sys.exit(NOT_MADE)
     shown, rest = record(env, seed), {}
     if saved is not None:
-        actions, start, snapshot = saved
+        actions, snapshot = saved
         env.unwrapped.restore(snapshot)
-        rest = finish(env, actions, start)
+        rest = finish(env, actions)
     sys.stdout.write("\n" + json.dumps([shown, rest]))
 
 
@@ -105,37 +118,20 @@ def run_episode(env: TextEnv, seed: int) -> Iterator[Outcome]:
             return
 
 
-def actions_taken(env: TextEnv, seed: int) -> list[str]:
-    """Run an episode, and return the actions that `run_episode` takes."""
-    env.reset(seed=seed)
-    actions = _planned_actions(env, seed)
-    env.reset(seed=seed)
-    return actions[: len(list(run_episode(env, seed)))]
-
-
-def begin(env: TextEnv, seed: int, actions: Sequence[str]) -> None:
-    """Reset, and take actions."""
-    env.reset(seed=seed)
-    for action in actions:
-        step(env, action)
-
-
 def _planned_actions(env: TextEnv, seed: int) -> list[str]:
     *first, last = reference_actions(env) or [mistake(env)]
     broken = itertools.islice(broken_actions(env, seed), 3)
     return [mistake(env), *first, *broken, last]
 
 
-def _show(outcomes: Sequence[Outcome], start: int = 0) -> dict[str, str]:
+def _show(outcomes: Sequence[Outcome]) -> dict[str, str]:
     names = ("observation", "reward", "terminated", "truncated")
-    return {
-        f"step {number}: {name}": repr(value)
-        for number, outcome in enumerate(outcomes, start)
-        for name, value in (
-            *zip(names, outcome[:4], strict=True),
-            *((f"info[{key!r}]", value) for key, value in outcome[4].items()),
-        )
-    }
+    shown: dict[str, str] = {}
+    for number, outcome in enumerate(outcomes):
+        values = dict(zip(names, outcome[:4], strict=True))
+        values |= {f"info[{key!r}]": value for key, value in outcome[4].items()}
+        shown |= {f"step {number}: {name}": repr(value) for name, value in values.items()}
+    return shown
 
 
 def step(env: TextEnv, action: str) -> Outcome:

@@ -60,13 +60,13 @@ def _value(node: ast.expr) -> Number:
             return _bounded(value)
         case ast.Name(id=name) if name in _NAMES:
             return _NAMES[name]
-        case ast.UnaryOp() if type(node.op) in _SIGNS:
-            return _SIGNS[type(node.op)](_value(node.operand))
+        case ast.UnaryOp() if type(node.op) in _OPERATORS:
+            return _OPERATORS[type(node.op)](_value(node.operand))
         case ast.BinOp() if type(node.op) in _OPERATORS:
             return _bounded(_OPERATORS[type(node.op)](_value(node.left), _value(node.right)))
-        case ast.Compare(ops=[comparison]) if type(comparison) in _COMPARISONS:
+        case ast.Compare(ops=[comparison]) if type(comparison) in _OPERATORS:
             right = _value(node.comparators[0])
-            return _COMPARISONS[type(comparison)](_value(node.left), right)
+            return _OPERATORS[type(comparison)](_value(node.left), right)
         case ast.Call(func=ast.Name(id=name), keywords=[]) if name in _FUNCTIONS:
             return _bounded(_FUNCTIONS[name](*map(_value, node.args)))
     raise _Refused(f"{quoted(ast.unparse(node))} is no number, operator or function that it knows")
@@ -96,15 +96,10 @@ def _round(value: Number, digits: Number = 0) -> Number:
     return round(value, digits) if digits else round(value)
 
 
-_SIGNS: Final[Mapping[type[ast.unaryop], Callable[[Number], Number]]] = {
-    ast.UAdd: operator.pos, ast.USub: operator.neg,
-}  # fmt: skip
-_OPERATORS: Final[Mapping[type[ast.operator], Callable[[Number, Number], Number]]] = {
+_OPERATORS: Final[Mapping[type[ast.AST], Callable[..., Number]]] = {
+    ast.UAdd: operator.pos, ast.USub: operator.neg, ast.Pow: _power,
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
     ast.Div: operator.truediv, ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
-    ast.Pow: _power,
-}  # fmt: skip
-_COMPARISONS: Final[Mapping[type[ast.cmpop], Callable[[Number, Number], bool]]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
     ast.Gt: operator.gt, ast.GtE: operator.ge,
 }  # fmt: skip
