@@ -220,47 +220,31 @@ def dry_run(trainer: StepGRPOTrainer, title: str, checkpoint: str | None = None)
     trainer.add_callback(_StopBeforeUpdate())
     with contextlib.suppress(_BatchDoneError):
         trainer.train(resume_from_checkpoint=checkpoint)
-    seconds = trainer.clock.seconds()
     record = trainer.last_batch
     assert record is not None
-    played, rows = record.trajectories, record.rows
-    new_logprobs = trainer.current_logprobs()
-    is_action = record.tensors["action_mask"].cpu().numpy().astype(bool)
-    sampled = record.tensors["sampling_per_token_logps"].float().cpu().numpy()
-    # vLLM returns none for some tokens
-    drift = np.nan_to_num(np.abs(new_logprobs - sampled)[is_action])
+    played = record.trajectories
     returns = [f"{t.return_:.2f}" if t.is_scorable else "failed" for t in played]
     styles = ["" if np.any(advantages) else "dim" for advantages in record.advantages]
-    episodes = [(t.group_id, t.task_id, *x) for t, *x in zip(played, returns, styles, strict=True)]
-    counts = {
-        "rows": len(rows),
-        "steps": sum(len(t.transitions) for t in played),
-        "prompt tokens": sum(len(row.prompt_ids) for row in rows),
-        "sampled tokens": sum(sum(row.is_action) for row in rows),
-        "trained tokens": sum(sum(row.is_trained) for row in rows),
-    }
-    shares = gather_object([(drift, episodes, counts)])
+    own = [(t.group_id, t.task_id, *x) for t, *x in zip(played, returns, styles, strict=True)]
+    episodes = gather_object(own)
     if not trainer.accelerator.is_main_process:
         return
     # the trajectory with the most rows, then steps, tells most
-    num_rows = np.bincount([row.episode for row in rows], minlength=len(played))
+    num_rows = np.bincount([row.episode for row in record.rows], minlength=len(played))
     lengths = [(num_rows[i], len(t.transitions)) for i, t in enumerate(played)]
+    longest = lengths.index(max(lengths))
     *chosen, shown = trained_samples(
-        record,
-        [*choose(played, NUM_SAMPLES), lengths.index(max(lengths))],
-        label="dry run",
-        new_logprobs=new_logprobs,
+        record, [*choose(played, NUM_SAMPLES), longest], label="dry run"
     )
     page = Path(trainer.args.output_dir) / PAGE
     write_trajectory_page(page, chosen, tokenizer=trainer.processing_class, title=title)
     console = Console(highlight=False)
     console.rule(f"[bold]dry run: {title}", align="left")
     groups: dict[str, Text] = {}
-    everywhere = [episode for share in shares for episode in share[1]]
-    for group_id, task_id, shown_return, style in everywhere:
+    for group_id, task_id, shown_return, style in episodes:
         groups.setdefault(group_id, Text(f"  {task_id}:")).append(f" {shown_return}", style)
     console.print(
-        f"{len(groups)} groups, {len(everywhere)} episodes; returns, grey without advantage"
+        f"{len(groups)} groups, {len(episodes)} episodes; returns, grey without advantage"
     )
     console.print(*list(groups.values())[:MAX_GROUPS], sep="\n")
     console.rule("a trajectory, step by step", align="left")
@@ -269,19 +253,14 @@ def dry_run(trainer: StepGRPOTrainer, title: str, checkpoint: str | None = None)
         console.print(Text(f"step {t + 1}", "bold"), *lines, sep="\n  ")
     end = shown.trajectory
     console.print(f"ended: {end.stop_reason.value}, return {end.return_:.3f}", style="bold")
-    console.rule("the batch", align="left")
-    facts = {name: f"{sum(share[2][name] for share in shares):,}" for name in counts}
-    facts |= {f"seconds to {name}": f"{t:.2f}" for name, t in seconds.items()}
+    console.rule("metrics of the batch that are not 0", align="left")
+    for name, values in trainer._metrics["train"].items():
+        if value := float(np.mean(values)):
+            console.print(f"{name:>40}: {value:.4g}", soft_wrap=True)
     is_cuda = torch.cuda.is_available()
     peak = torch.cuda.max_memory_allocated() if is_cuda else psutil.Process().memory_info().rss
-    facts["memory"] = f"{peak / 2**30:.2f} GiB {'at most on the GPU' if is_cuda else 'in use'}"
-    drifts = np.concatenate([share[0] for share in shares])
-    facts["drift"] = (
-        f"{drifts.sum() / max(1, drifts.size):.2e} on average, {drifts.max(initial=0.0):.2e} at "
-        "most, between sampled and recomputed log-probabilities"
-    )
-    for name, value in {**facts, "trajectories": str(page)}.items():
-        console.print(f"{name:>20}: {value}", soft_wrap=True)
+    console.print(f"{'memory in GiB':>40}: {peak / 2**30:.2f}")
+    console.print(f"{'trajectories':>40}: {page}", soft_wrap=True)
     console.print("No weights were changed and none saved.")
 
 
