@@ -6,7 +6,7 @@ import inspect
 import json
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -42,23 +42,6 @@ OF_PROGRAMS: Final = (
 def evaluation_defaults(env: str) -> dict[str, Any]:
     """Return the default keyword arguments of an environment in evaluation: held-out tasks."""
     return {"split": "test"} if env == DEFAULT_ENV else {}
-
-
-def environment_maker(
-    env_id: str, kwargs: Mapping[str, Any], option: str = "--env_kwargs"
-) -> Callable[[], Any]:
-    """Return a function that makes an environment.
-
-    The ``module:`` part of `env_id` may be in the working directory. Errors about `kwargs` name
-    `option`.
-    """
-
-    def make() -> Any:
-        add_working_directory()
-        with _named_errors(env_id, option):
-            return gym.make(env_id, **kwargs)
-
-    return make
 
 
 @contextlib.contextmanager
@@ -115,10 +98,16 @@ def inspect_environment(
 ) -> Environment:
     """Make an environment, reset it a few times, and close it.
 
-    With a tokenizer, check that it knows the words of the environment, and describe the tools in
-    the messages if the chat template cannot.
+    The ``module:`` part of `env_id` may be in the working directory. Errors about `env_kwargs` name
+    `option`. With a tokenizer, check that it knows the words of the environment, and describe the
+    tools in the messages if the chat template cannot.
     """
-    make_env = environment_maker(env_id, env_kwargs, option)
+
+    def make_env() -> Any:
+        add_working_directory()
+        with _named_errors(env_id, option):
+            return gym.make(env_id, **env_kwargs)
+
     with contextlib.closing(make_env()) as env, _named_errors(env_id, option):
         states = [read_reset(resolve(env.reset(seed=seed))) for seed in range(NUM_STATES)]
         num_tasks = getattr(env.unwrapped, "num_tasks", None)
@@ -229,14 +218,13 @@ class ProgramArguments:
 def check_program(options: ProgramArguments) -> None:
     """Raise `ConfigurationError` for program options without a program, and the reverse."""
     defaults = type(options)()
-    for name in OF_PROGRAMS if options.program is None else OF_ENVIRONMENTS:
-        if getattr(options, name, None) == getattr(defaults, name, None):
-            continue
-        if options.program is None:
-            raise ConfigurationError(f"--{name} does nothing without --program: add --program.")
-        raise ConfigurationError(
-            f"--{name} is for environments and --program is given. Remove one of them."
-        )
+    unused: Sequence[str] = OF_PROGRAMS
+    reason = "does nothing without --program: add --program"
+    if options.program is not None:
+        unused, reason = OF_ENVIRONMENTS, "is for environments and --program is given: remove one"
+    for name in unused:
+        if getattr(options, name, None) != getattr(defaults, name, None):
+            raise ConfigurationError(f"--{name} {reason}.")
 
 
 class Source(NamedTuple):

@@ -336,9 +336,8 @@ def make_parser(arguments: Sequence[str]) -> CommandParser:
     parser = CommandParser(
         (TrainArguments, config_class(algorithm)),
         program=PROGRAM,
-        description="Train a language model in a Gymnasium environment by step-level RL. The "
-        "defaults shown hold for the rest of the command line: --model, --config and --algorithm "
-        "change some.",
+        description="Train a language model by step-level RL. The defaults depend on --model, "
+        "--config and --algorithm.",
     )
     names = {path: name for name, path in RECIPES.items()}
     files = dict.fromkeys(path for path in (recipe, file) if path is not None)

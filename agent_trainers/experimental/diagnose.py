@@ -19,7 +19,7 @@ from agent_envs.core.command_line import json_object
 from agent_envs.core.replay import replay
 from agent_envs.errors import ConfigurationError, DataError, ReplayError
 from agent_trainers.cli.arguments import parse, run_command
-from agent_trainers.cli.environments import DEFAULT_ENV, environment_maker, evaluation_defaults
+from agent_trainers.cli.environments import DEFAULT_ENV, evaluation_defaults, inspect_environment
 from agent_trainers.monitoring.report import write_trajectory_page
 from agent_trainers.monitoring.trajectory_samples import TrajectorySample
 from agent_trainers.rollout.environments import MakeEnv, TextEnv
@@ -78,7 +78,7 @@ def run(arguments: Sequence[str]) -> None:
     if tool_format := failed[0][1].transitions[0].info.get("tool_format"):
         kwargs = {**kwargs, "tool_format": tool_format}
     kwargs = {**kwargs, **json_object(options.env_kwargs, "--env_kwargs")}
-    make_env = environment_maker(options.env, kwargs)
+    make_env = inspect_environment(options.env, kwargs).make_env
     samples = [
         TrajectorySample(label=f"row {number}", trajectory=found.trajectory, diagnosis=found)
         for (number, _), found in zip(

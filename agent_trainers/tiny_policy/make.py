@@ -174,9 +174,17 @@ def make_tiny_policy(
             save_strategy="no", logging_strategy="no", report_to="none",
         )  # fmt: skip
 
-        def measure() -> float:
-            policy = transformers_policy(model.eval(), tokenizer, max_new_tokens=turn_length)
-            return source.evaluate(policy, split.eval)
+        class EndWhenLearned(TrainerCallback):  # type: ignore[misc] # transformers is untyped
+            solved = 0.0
+
+            def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+                is_last = state.global_step == state.max_steps
+                if is_last or state.global_step % steps_per_evaluation == 0:
+                    policy = transformers_policy(
+                        model.eval(), tokenizer, max_new_tokens=turn_length
+                    )
+                    self.solved = source.evaluate(policy, split.eval)
+                    control.should_training_stop |= is_over(self.solved)
 
         trainer = Trainer(
             model,
@@ -186,7 +194,7 @@ def make_tiny_policy(
                 for row in rows
             ],
             data_collator=DataCollatorForSeq2Seq(tokenizer),
-            callbacks=[end := _EndWhen(measure, is_over, steps_per_evaluation)],
+            callbacks=[end := EndWhenLearned()],
         )
         trainer.train()
         return end.solved
@@ -291,19 +299,6 @@ def _texts(trajectories: Sequence[Trajectory]) -> Iterator[str]:
     for step in (step for trajectory in trajectories for step in trajectory.transitions):
         yield from (m["content"] for m in step.messages if m["role"] != "system")
         yield step.action
-
-
-class _EndWhen(TrainerCallback):  # type: ignore[misc] # transformers is untyped
-    """Measures the success every few steps, and ends training when it is enough."""
-
-    def __init__(self, *settings: Any) -> None:
-        self._measure, self._is_over, self._every = settings
-        self.solved = 0.0
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.global_step % self._every == 0 or state.global_step == state.max_steps:
-            self.solved = self._measure()
-            control.should_training_stop |= self._is_over(self.solved)
 
 
 main = functools.partial(run_command, PROGRAM, run)

@@ -17,9 +17,9 @@ def test_a_dry_run_shows_a_batch_and_saves_no_weights(tmp_path, capsys):
     train.run([*SHORT, "--dry_run", "--algorithm", "step_ppo", "--env_kwargs", window,
                "--output_dir", str(tmp_path / "run")])  # fmt: skip
     out = " ".join(capsys.readouterr().out.split())
-    for part in ("2 groups, 8 episodes", "step by step", "a new row begins here", "logp_difference/max: ",
-                 "window: the last 1 turns", "reward", "advantage", "value",
-                 "No weights were changed"):  # fmt: skip
+    for part in ("2 groups, 8 episodes", "step by step", "a new row begins here",
+                 "logp_difference/max: ", "window: the last 1 turns", "reward", "advantage",
+                 "value", "No weights were changed"):  # fmt: skip
         assert part in out
     assert [path.name for path in tmp_path.rglob("*.*")] == ["dry_run.html"]
     assert "Step 1" in (tmp_path / "run" / "dry_run.html").read_text(encoding="utf-8")
