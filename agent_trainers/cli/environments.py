@@ -85,8 +85,6 @@ class Environment(NamedTuple):
     """`info` of its first resets."""
     num_tasks: int | None
     """Number of tasks; None if endless."""
-    tokenizer: Any
-    """Tokenizer of a local policy; None for a served one."""
 
 
 def inspect_environment(
@@ -111,7 +109,7 @@ def inspect_environment(
     with contextlib.closing(make_env()) as env, _named_errors(env_id, option):
         states = [read_reset(resolve(env.reset(seed=seed))) for seed in range(NUM_STATES)]
         num_tasks = getattr(env.unwrapped, "num_tasks", None)
-    environment = Environment(dict(env_kwargs), make_env, states, num_tasks, tokenizer)
+    environment = Environment(dict(env_kwargs), make_env, states, num_tasks)
     if tokenizer is None:
         return environment
     renderer, unknown = ChatRenderer(tokenizer), tokenizer.unk_token_id

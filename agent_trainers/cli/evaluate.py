@@ -7,7 +7,7 @@ tasks run in portions that are saved when they are done; the same command resume
 import contextlib
 import functools
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -18,32 +18,99 @@ from tqdm.auto import tqdm
 from transformers.hf_argparser import HfArg
 
 from agent_envs.core.command_line import json_object
+from agent_envs.core.lookup import lookup
 from agent_envs.data.files import write_json
-from agent_envs.errors import ConfigurationError
+from agent_envs.errors import ConfigurationError, RolloutError
+from agent_envs.formats.tool_formats import TOOL_FORMATS
 from agent_envs.scoring.statistics import wilson_interval
+from agent_trainers.checkpointing.checkpoints import check_writable
 from agent_trainers.cli.arguments import check_range, notifier, parse, run_command
 from agent_trainers.cli.environments import (
+    DEFAULT_ENV,
+    Environment,
     ProgramArguments,
     check_program,
     evaluation_defaults,
     first_tasks,
+    inspect_environment,
 )
+from agent_trainers.cli.model_options import EMBEDDED, model_path
 from agent_trainers.cli.output_folder import open_run, settings_of
-from agent_trainers.cli.policies import (
-    EMBEDDED,
-    PolicyArguments,
-    check_episodes,
-    check_output,
-    open_environment,
-    open_policy,
-    take_turn_length,
-)
+from agent_trainers.policies import Policy
+from agent_trainers.policies.local import load_policy
+from agent_trainers.policies.models import load_tokenizer
+from agent_trainers.policies.served import OpenAIPolicy
+from agent_trainers.recipes import find_turn_length
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.evaluation import Evaluation, evaluate, plan_samples
-from agent_trainers.trajectory import Trajectory, load_trajectories, save_trajectories
+from agent_trainers.trainers.config import fast_precision
+from agent_trainers.trajectory import (
+    Trajectory,
+    check_kind,
+    load_trajectories,
+    save_trajectories,
+)
 
 PROGRAM: Final = "agent-r1-eval"
 notify = notifier(PROGRAM)
+
+
+@dataclass
+class PolicyArguments:
+    """The policy and its environment."""
+
+    model: str | None = HfArg(
+        default=None,
+        help="Name of a model on the hub, or a folder; default: the embedded policy. With "
+        "base_url, the model's name on the server.",
+    )
+    dtype: str = HfArg(
+        default="auto",
+        help="Type of the weights; auto: as saved, or bfloat16 on a CPU with instructions for it.",
+    )
+    base_url: str | None = HfArg(
+        default=None,
+        help="OpenAI-compatible server, such as http://localhost:8000/v1, with the "
+        "key in OPENAI_API_KEY.",
+    )
+    max_concurrency: int = HfArg(default=16, help="Concurrent requests, with base_url.")
+    request_timeout: float = HfArg(default=300.0, help="Seconds per request, with base_url.")
+    tool_format: str | None = HfArg(
+        default=None, help="How the model calls tools; openai: by the server's own function calls."
+    )
+    env: str = HfArg(default=DEFAULT_ENV, help="Gymnasium id.")
+    env_kwargs: str | None = HfArg(
+        default=None,
+        help="Its keyword arguments as JSON; default of the synthetic one: test split.",
+    )
+    greedy: bool = HfArg(default=False, help="Take the most likely token.")
+    temperature: float = HfArg(default=1.0, help="Sampling temperature.")
+    top_p: float = HfArg(default=1.0, help="Nucleus sampling.")
+    top_k: int = HfArg(default=0, help="Sample from this many tokens; 0 for all.")
+    max_completion_length: int | None = HfArg(
+        default=None, help="Longest turn in tokens; by default that of training, if it is known."
+    )
+    batch_size: int = HfArg(default=64, help="Prompts per generation batch.")
+    num_tasks: int = HfArg(default=200, help="Number of tasks, from the first.")
+    seed: int = HfArg(default=0, help="Random seed.")
+
+    def __post_init__(self) -> None:
+        """Check ranges and contradictions."""
+        check_range(self, "at least 1", lambda value: value >= 1, "batch_size", "max_concurrency",
+                    "max_completion_length", "num_tasks", "samples_per_task")  # fmt: skip
+        check_range(self, "at least 0", lambda value: value >= 0, "temperature", "top_k", "seed")
+        check_range(self, "in (0, 1]", lambda value: 0 < value <= 1, "top_p")
+        check_range(self, "positive", lambda value: value > 0, "request_timeout")
+        if self.base_url is None:
+            name = self.tool_format
+            if name and lookup(TOOL_FORMATS, name, kind="tool format").is_structured:
+                raise ConfigurationError(f"--tool_format {name} needs a served model: --base_url.")
+        elif not self.base_url.startswith(("http://", "https://")):
+            raise ConfigurationError(f"--base_url {self.base_url}: must begin with http://.")
+        elif self.model is None:
+            raise ConfigurationError("--base_url needs --model: the model's name on the server.")
+        elif self.top_k:
+            raise ConfigurationError("--top_k is not a parameter of OpenAI's API; use --top_p.")
 
 
 @dataclass
@@ -88,10 +155,8 @@ def run(arguments: Sequence[str]) -> None:
         f"{PROGRAM} collect keeps the best episodes; see {PROGRAM} collect --help.",
     )
     check_program(options)
-    if options.output is not None:
-        check_output("--output", options.output)
-    if options.trajectories is not None:
-        check_output("--trajectories", options.trajectories, is_trajectories=True)
+    check_output("--output", options.output)
+    check_output("--trajectories", options.trajectories, is_trajectories=True)
     ks = options.pass_at or sorted({1, options.samples_per_task})
     if not 1 <= min(ks) <= max(ks) <= options.samples_per_task:
         raise ConfigurationError(
@@ -101,14 +166,13 @@ def run(arguments: Sequence[str]) -> None:
     if options.program is not None:
         source = options.program_tasks(options.tasks)
         tasks = first_tasks(source.num_tasks, options.num_tasks)
-        take_turn_length(options, notify)
         with open_policy(options) as policy:
             evaluation = evaluate(source.make_rollout(policy), tasks, ks=ks, **settings)
         where = {name: getattr(options, name) for name in ("program", "tasks", "reward")}
     else:
-        environment = open_environment(options, notify, **evaluation_defaults(options.env))
+        environment = open_environment(options, **evaluation_defaults(options.env))
         tasks = first_tasks(environment.num_tasks, options.num_tasks)
-        with open_policy(options, environment) as policy:
+        with open_policy(options) as policy:
             rollout = Rollout(environment.make_env, policy)
             evaluation = evaluate(rollout, tasks, ks=ks, **settings)
         where = {"env": options.env, "env_kwargs": environment.env_kwargs}
@@ -179,10 +243,10 @@ def collect(arguments: Sequence[str]) -> None:
     settings = settings_of({"env": options.env, "env_kwargs": env_kwargs}, options)
     kept: list[Trajectory] = []
     with open_run(parts, settings, notify, resume=parts.is_dir(), option="--output") as begin:
-        environment = open_environment(options, notify)
+        environment = open_environment(options)
         begin()
         tasks = first_tasks(environment.num_tasks, options.num_tasks)
-        with open_policy(options, environment) as policy:
+        with open_policy(options) as policy:
             for first in tqdm(range(0, len(tasks), options.tasks_at_once), unit="portion"):
                 part = parts / f"{first:06d}.jsonl.gz"
                 if not part.exists():
@@ -211,6 +275,79 @@ def _best(episodes: Sequence[Trajectory], options: CollectArguments) -> list[Tra
     for group in by_task.values():
         group.sort(key=lambda t: (-t.success, -t.return_, len(t.transitions)))
     return [trajectory for group in by_task.values() for trajectory in group[: options.keep]]
+
+
+def check_output(option: str, path: str | None, *, is_trajectories: bool = False) -> None:
+    """Raise if `path` cannot be written at the end, or has no known extension of trajectories."""
+    if path is None:
+        return
+    if is_trajectories:
+        check_kind(path)
+    if Path(path).is_dir():
+        raise ConfigurationError(f"{option} {path}: is a folder. Name a file.")
+    check_writable(Path(path).parent, option)
+
+
+def open_environment(options: PolicyArguments, **defaults: Any) -> Environment:
+    """Inspect the environment of the options, fitted to the policy.
+
+    `defaults` are the environment's arguments unless others are given.
+    """
+    env_kwargs = defaults | json_object(options.env_kwargs, "--env_kwargs")
+    if options.tool_format:
+        env_kwargs["tool_format"] = options.tool_format
+    tokenizer = None if options.base_url else load_tokenizer(model_path(options))
+    environment = inspect_environment(options.env, env_kwargs, tokenizer, notify)
+    options.tool_format = environment.states[0].get("tool_format")
+    return environment
+
+
+@contextlib.contextmanager
+def open_policy(options: PolicyArguments) -> Iterator[Policy]:
+    """Load the model or connect to its server, for the duration of the block."""
+    sampling: dict[str, Any] = {
+        "temperature": 0.0 if options.greedy else options.temperature,
+        "top_p": options.top_p,
+    }
+    if options.base_url is None:
+        model = model_path(options)
+        trained_for = find_turn_length(model)
+        if options.max_completion_length is None and trained_for is not None:
+            options.max_completion_length, source = trained_for
+            notify(f"Turns have at most {trained_for[0]} tokens, as in training ({source}).")
+        # the embedded policy always runs in the type it was saved in
+        is_free = options.dtype == "auto" and options.model is not None
+        yield load_policy(
+            model,
+            dtype="bfloat16" if is_free and fast_precision() else options.dtype,
+            max_new_tokens=options.max_completion_length,
+            **sampling,
+            top_k=options.top_k,
+            max_batch_size=options.batch_size,
+        )
+        return
+    policy = OpenAIPolicy(
+        base_url=options.base_url,
+        model=str(options.model),
+        tool_format=options.tool_format or "hermes",
+        max_new_tokens=options.max_completion_length or 512,
+        **sampling,
+        max_concurrency=options.max_concurrency,
+        timeout_seconds=options.request_timeout,
+    )
+    with contextlib.closing(policy):
+        yield policy
+
+
+def check_episodes(trajectories: Sequence[Trajectory]) -> None:
+    """Raise `RolloutError` with the first error if most episodes could not be scored."""
+    failed = [t for t in trajectories if not t.is_scorable]
+    if 2 * len(failed) > len(trajectories):
+        error = next((t.error for t in failed if t.error), None) or "no error was recorded"
+        raise RolloutError(
+            f"{len(failed)} of {len(trajectories)} episodes failed because of errors outside the "
+            f"model. The first error: {error.strip().splitlines()[-1]}"
+        )
 
 
 main = functools.partial(run_command, PROGRAM, run)

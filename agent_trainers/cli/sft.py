@@ -26,8 +26,8 @@ from agent_trainers.cli.arguments import (
 )
 from agent_trainers.cli.environments import DEFAULT_ENV, first_tasks, inspect_environment
 from agent_trainers.cli.launch import Interrupted, StopRequests
+from agent_trainers.cli.model_options import ModelArguments, model_path, refused_settings
 from agent_trainers.cli.output_folder import open_run, settings_of
-from agent_trainers.cli.policies import ModelArguments, model_path, refused_settings
 from agent_trainers.cli.train import check_loggers
 from agent_trainers.monitoring.metrics_log import MetricsLog
 from agent_trainers.policies.models import load_tokenizer

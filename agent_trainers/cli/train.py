@@ -51,8 +51,8 @@ from agent_trainers.cli.launch import (
     leave_process_group,
     supervise,
 )
+from agent_trainers.cli.model_options import EMBEDDED, ModelArguments, model_path, refused_settings
 from agent_trainers.cli.output_folder import EVALUATION_FILE, open_run, settings_of
-from agent_trainers.cli.policies import EMBEDDED, ModelArguments, model_path, refused_settings
 from agent_trainers.cli.results import SampleCollector, dry_run, write_results
 from agent_trainers.monitoring.live_view import show_progress
 from agent_trainers.policies.models import keep_to_one_thread, load_tokenizer

@@ -20,6 +20,7 @@ ACCELERATE_CONFIGS: Final[Mapping[str, Path]] = {
 """Settings of ``accelerate launch``."""
 MODEL_RECIPE: Final = "recipe.yaml"
 """File in a model's folder: the default settings to train it with."""
+MAX_RUNS: Final = 20
 RUN_SETTINGS: Final = "settings.json"
 """File in a run's folder: the settings it was trained with."""
 
@@ -61,14 +62,12 @@ def find_turn_length(model: str) -> tuple[int, Path] | None:
 
 def _settings_of(model: str) -> Iterator[tuple[Path, Mapping[str, Any]]]:
     """Yield the settings files of a model's folder, then of the model its run began with."""
-    seen = set[Path]()
     began_with: Any = model
-    while isinstance(began_with, str) and (folder := Path(began_with)).is_dir():
+    for _ in range(MAX_RUNS):
+        if not isinstance(began_with, str) or not (folder := Path(began_with)).is_dir():
+            return
         if folder.resolve().name.startswith("checkpoint-"):
             folder = folder.resolve().parent
-        if folder.resolve() in seen:
-            return
-        seen.add(folder.resolve())
         began_with = None
         for name in (RUN_SETTINGS, MODEL_RECIPE):
             try:

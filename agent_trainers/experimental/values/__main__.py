@@ -23,7 +23,7 @@ from agent_envs.core.lookup import lookup
 from agent_envs.data.files import write_json
 from agent_envs.errors import ConfigurationError, DataError
 from agent_trainers.cli.arguments import check_range, notifier, parse, run_command
-from agent_trainers.cli.policies import model_path
+from agent_trainers.cli.model_options import model_path
 from agent_trainers.experimental.diagnose import name_file
 from agent_trainers.experimental.values.process_value import hidden_states, split_by_tokens
 from agent_trainers.policies.models import load_tokenizer

@@ -9,13 +9,13 @@ import torch
 
 from agent_envs.core.tool_env import ENDLESS
 from agent_trainers import TINY_POLICY
-from agent_trainers.cli import evaluate, policies, sft, train
+from agent_trainers.cli import evaluate, sft, train
 from agent_trainers.cli.environments import (
     DEFAULT_ENV,
     hold_out,
     read_source,
 )
-from agent_trainers.cli.policies import ModelArguments
+from agent_trainers.cli.model_options import ModelArguments
 from agent_trainers.cli.train import TrainArguments, make_parser, parse_arguments
 from agent_trainers.policies import local
 from agent_trainers.policies.models import load_model
@@ -183,7 +183,7 @@ def test_a_language_model_runs_in_bf16_on_a_processor_with_instructions_for_it(
     load = lambda *given: loaded.append(load_model(*given)) or loaded[-1]  # noqa: E731
     monkeypatch.setattr(local, "load_model", load)
     for model in (str(TINY_POLICY), None):
-        with policies.open_policy(policies.PolicyArguments(model=model)):
+        with evaluate.open_policy(evaluate.PolicyArguments(model=model)):
             pass
     types = [torch.bfloat16 if has_instructions else torch.float32, torch.float32]
     assert [model.dtype for model in loaded] == types
