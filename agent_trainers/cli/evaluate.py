@@ -52,6 +52,7 @@ from agent_trainers.trajectory import (
 )
 
 PROGRAM: Final = "agent-r1-eval"
+TASKS_PER_PORTION: Final = 16
 notify = notifier(PROGRAM)
 
 
@@ -136,7 +137,6 @@ class CollectArguments(PolicyArguments):
     keep_failures: bool = HfArg(
         default=False, help="Keep the best episodes of a task even if none succeeds."
     )
-    tasks_at_once: int = HfArg(default=16, help="Tasks per portion.")
     output: str = HfArg(
         default="collected.jsonl.gz", help="File of the kept episodes: .jsonl, .jsonl.gz, .parquet."
     )
@@ -233,7 +233,7 @@ def collect(arguments: Sequence[str]) -> None:
         program=f"{PROGRAM} collect",
         description="Keep the best episodes of tasks.",
     )
-    check_range(options, "at least 1", lambda value: value >= 1, "keep", "tasks_at_once")
+    check_range(options, "at least 1", lambda value: value >= 1, "keep")
     check_output("--output", options.output, is_trajectories=True)
     output = Path(options.output)
     if output.exists():
@@ -247,10 +247,10 @@ def collect(arguments: Sequence[str]) -> None:
         begin()
         tasks = first_tasks(environment.num_tasks, options.num_tasks)
         with open_policy(options) as policy:
-            for first in tqdm(range(0, len(tasks), options.tasks_at_once), unit="portion"):
+            for first in tqdm(range(0, len(tasks), TASKS_PER_PORTION), unit="portion"):
                 part = parts / f"{first:06d}.jsonl.gz"
                 if not part.exists():
-                    portion = tasks[first : first + options.tasks_at_once]
+                    portion = tasks[first : first + TASKS_PER_PORTION]
                     specs = plan_samples(portion, options.samples_per_task, options.seed)
                     with contextlib.closing(Rollout(environment.make_env, policy)) as rollout:
                         episodes = rollout.collect(specs)
@@ -298,7 +298,7 @@ def open_environment(options: PolicyArguments, **defaults: Any) -> Environment:
         env_kwargs["tool_format"] = options.tool_format
     tokenizer = None if options.base_url else load_tokenizer(model_path(options))
     environment = inspect_environment(options.env, env_kwargs, tokenizer, notify)
-    options.tool_format = environment.states[0].get("tool_format")
+    options.tool_format = environment.states[0].get("tool_format", options.tool_format)
     return environment
 
 

@@ -32,7 +32,7 @@ _MAY_CHANGE: Final = (
     "dataloader_p", "max_tokens_per_micro_batch", "per_device_eval", "eval_st", "eval_delay",
     "step_timeout", "episode_timeout", "max_fault_share", "max_logprob_drift", "ddp_timeout",
     "skip_memory", "vllm_server", "vllm_group", "vllm_gpu", "include_num", "local_rank", "dry_run",
-    "sample_steps", "num_processes", "accelerate_config", "base_url",
+    "num_processes", "accelerate_config", "base_url",
     "max_concurrency", "request_timeout", "batch_size", "program_concurrency", "program_env",
 )  # fmt: skip
 """Beginnings of the names of settings that do not change what is trained."""

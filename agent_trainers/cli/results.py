@@ -51,7 +51,7 @@ MAX_MESSAGE_CHARS: Final = 400
 class SampleCollector(TrainerCallback):  # type: ignore[misc]
     """Saves trajectories of the first step, the last, and every so many, as files and a page."""
 
-    def __init__(self, trainer: StepGRPOTrainer, title: str, every: int = 0) -> None:
+    def __init__(self, trainer: StepGRPOTrainer, title: str, every: int = 10) -> None:
         """Sample every `every` optimiser steps; 0 for the first and the last only."""
         self._trainer = trainer
         self._title = title

@@ -107,10 +107,6 @@ class TrainArguments(ProgramArguments, ModelArguments):
         help="Evaluation tasks of each environment. Without eval_env_kwargs or eval_tasks they "
         "are held out of training, at most a fifth of all.",
     )
-    sample_steps: int = HfArg(
-        default=10,
-        help="Steps between samples of trajectories; 0 for the first and the last step only.",
-    )
     dry_run: bool = HfArg(
         default=False,
         help="Show one batch up to its gradient, and stop before anything is updated or saved.",
@@ -130,7 +126,7 @@ class TrainArguments(ProgramArguments, ModelArguments):
     def __post_init__(self) -> None:
         """Check ranges and contradictions."""
         super().__post_init__()
-        check_range(self, "at least 0", lambda value: value >= 0, "num_eval_tasks", "sample_steps")
+        check_range(self, "at least 0", lambda value: value >= 0, "num_eval_tasks")
         if self.eval_envs is not None and self.num_eval_tasks == 0:
             raise ConfigurationError(
                 "--eval_envs does nothing with --num_eval_tasks 0: remove one of them."
@@ -195,7 +191,7 @@ def _train(
             notify(f"Resuming from {checkpoint}.")
         elif options.resume:
             notify(f"No checkpoint in {folder} yet: starting from scratch.")
-        collector = SampleCollector(trainer, source.title, options.sample_steps)
+        collector = SampleCollector(trainer, source.title)
         for callback in (requests, collector):
             trainer.add_callback(callback)
         progress = show_progress(trainer, title)

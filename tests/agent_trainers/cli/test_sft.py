@@ -78,7 +78,8 @@ def test_fine_tuning_on_reference_actions_resumes_and_is_overwritten_on_request(
 
 
 def test_the_best_episodes_are_collected_resumably_and_trained_on(tmp_path, capsys, monkeypatch):
-    command = ["--num_tasks", "16", "--samples_per_task", "4", "--tasks_at_once", "6",
+    monkeypatch.setattr(evaluate, "TASKS_PER_PORTION", 6)
+    command = ["--num_tasks", "16", "--samples_per_task", "4",
                "--output", str(tmp_path / "best.jsonl.gz")]  # fmt: skip
     save, saved = evaluate.save_trajectories, []
 
