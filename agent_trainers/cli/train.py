@@ -69,7 +69,8 @@ from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trainers.ppo import trainer_class
 
 PROGRAM: Final = "agent-r1-train"
-_OF_ENVIRONMENTS: Final = {"env", "envs", "env_kwargs", "eval_env_kwargs", "eval_env", "eval_envs"}
+_OF_ENVIRONMENTS: Final = {"env", "env_kwargs", "eval_env_kwargs", "eval_envs"}
+_ALIASES: Final = {"envs": "env", "eval_env": "eval_envs"}
 LOGGERS: Final = {
     "tensorboard": TensorBoardCallback, "trackio": TrackioCallback, "wandb": WandbCallback,
 }  # fmt: skip
@@ -319,11 +320,11 @@ def make_parser(arguments: Sequence[str]) -> CommandParser:
     file: Path | None = None
     if (config := given.pop("config", None)) is not None:
         file = find_settings(RECIPES, config, kind="--config")
-        settings = _surviving(read_config(file), given)
+        settings = _surviving(file, given)
     model = (settings | given).get("model")
     recipe = file if file and file in RECIPES.values() else find_recipe(model)
     if recipe != file:
-        settings = _surviving(read_config(recipe), settings | given) | settings
+        settings = _surviving(recipe, settings | given) | settings
     chosen = settings | given
     algorithm = chosen.get("algorithm", TrainArguments.algorithm)
     presets = {"num_generations_eval": 1} | dict(lookup(PRESETS, algorithm, kind="algorithm"))
@@ -341,28 +342,25 @@ def make_parser(arguments: Sequence[str]) -> CommandParser:
     parser.use_settings(presets, algorithm)
     if model:
         parser.use_settings(fast_precision(), "this machine")
-    if chosen.get("eval_envs") or chosen.get("eval_env"):
+    if chosen.get("eval_envs"):
         # not at the last step, since an evaluation follows it
         parser.use_settings({"eval_strategy": "steps", "eval_steps": 0.17}, "eval_envs")
     parser.use_settings(settings, str(file or recipe))
     return parser
 
 
-def _surviving(settings: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def _surviving(file: Path, over: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a file that still hold under settings `over` it.
 
     Arguments belong to their environment or program, and go with it.
     """
-    env = over.get("env", over.get("envs"))
-    own = settings.get("env", settings.get("envs", DEFAULT_ENV))
+    settings = {_ALIASES.get(name, name): value for name, value in read_config(file).items()}
+    env, own = over.get("env"), settings.get("env", DEFAULT_ENV)
     dropped: set[str] = set(over)
     if over.get("program") or (env and env not in (own, [own])):
         dropped |= _OF_ENVIRONMENTS
-    if env:
-        dropped |= {"env", "envs"}
-        dropped |= set() if over.get("program") else {"program", *OF_PROGRAMS}
-    if over.get("eval_envs") or over.get("eval_env"):
-        dropped |= {"eval_env", "eval_envs"}
+    if env and not over.get("program"):
+        dropped |= {"program", *OF_PROGRAMS}
     return {name: value for name, value in settings.items() if name not in dropped}
 
 
