@@ -9,7 +9,7 @@ from agent_leaderboard.entries.entry import merge_runs
 from agent_leaderboard.play.config import load_configs
 from agent_leaderboard.records.names import misleading_names, skeleton, why_unclear
 from agent_leaderboard.records.results import Run, read_run
-from agent_leaderboard.verify.claims import check_names, taken_names
+from agent_leaderboard.verify.claims import check_names
 from tests.agent_leaderboard.runs import CONFIG, write_config
 
 UNCLEAR = {
@@ -103,10 +103,11 @@ def test_agents_that_look_alike_are_refused_on_one_board(manifest, small_run):
     (text,) = misleading_names(firms)  # another case is no other name
     assert "field 'organisation': '\\u0421\\u043e\\u0441\\u043e' looks like 'Coco'" in text
 
-    board = renamed(manifest, "oracle", kind="react", name="wise ow1")
-    assert list(taken_names(manifest.agents, manifest)) == []
-    (text,) = taken_names([one.agent("wise-owl")], board)
-    assert "looks like 'wise ow1', an agent on the board" in text
+    assert list(misleading_names([*manifest.agents, *manifest.agents])) == []
+    for name in ("wise ow1", "wise owl"):  # taken by an agent of another kind
+        taken = dataclasses.replace(manifest.agent("oracle"), kind="react", name=name)
+        (text,) = misleading_names([taken, one.agent("wise-owl")])
+        assert f"looks like {name!r}, which is on this board" in text
 
     runs = {}
     for path, own in (("one.zip", one), ("two.zip", other)):

@@ -57,19 +57,15 @@ def recorded_environment(
 
 
 def fill_in(value: Any, data: Path | None) -> Any:
-    """Replace ``${data}`` by the data folder in nested JSON; refuse other placeholders."""
-    if isinstance(value, Mapping):
-        return {key: fill_in(item, data) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [fill_in(item, data) for item in value]
-    for placeholder in re.findall(r"\$\{[^}]*\}", value) if isinstance(value, str) else ():
+    """Replace ``${data}`` by the data folder in JSON; refuse other placeholders."""
+    text = json.dumps(value)
+    for placeholder in re.findall(r"\$\{[^}]*\}", text):
         lookup({DATA_PLACEHOLDER: None}, placeholder, kind="placeholder")
         if data is None:
             raise ConfigurationError(
-                f"{value}: pass --data with the folder of the data, or set AGENT_R1_DATA."
+                f"{text}: pass --data with the folder of the data, or set AGENT_R1_DATA."
             )
-        value = value.replace(placeholder, str(data))
-    return value
+    return json.loads(text.replace(DATA_PLACEHOLDER, json.dumps(str(data))[1:-1]))
 
 
 # The allowlist

@@ -57,16 +57,20 @@ def skeleton(text: str) -> str:
 
 
 def misleading_names(agents: Iterable[Any]) -> Iterator[str]:
-    """Yield fields of agents that can be misread, or that look like another agent's."""
-    seen: dict[tuple[str, str], str] = {}
+    """Yield fields of agents that can be misread, or that look like an earlier agent's."""
+    seen: dict[tuple[str, str], Any] = {}
     for agent in agents:
         where = f"agent {agent.slug!r}, field"
         for name in FIELDS:
             text = getattr(agent, name) or ""
             if why := why_unclear(text):
                 yield f"{where} {name!r}: {why}"
-            known = seen.setdefault((name, skeleton(text)), text)
-            if name in ("name", "organisation") and not is_same_name(text, known):
+            if name not in ("name", "organisation"):
+                continue
+            other = seen.setdefault((name, skeleton(text)), agent)
+            known = getattr(other, name) or ""
+            is_taken = name == "name" and other.kind != agent.kind
+            if is_taken or not is_same_name(text, known):
                 yield (
                     f"{where} {name!r}: {text!a} looks like {known!a}, which is on this board; "
                     "choose another name"

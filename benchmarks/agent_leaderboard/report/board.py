@@ -47,6 +47,7 @@ RANK_RULE: Final = (
     "flips otherwise), with Holm's correction over all agents compared with the leader, "
     f"{ALPHA:.0%} level."
 )
+_NO_SCORES: Final[Mapping[str, Any]] = {"scores": {}}
 MAX_LABEL_VALUES: Final = 12
 """A label with more values is an identifier, not a group of tasks."""
 Scores = dict[int, list[float]]
@@ -271,31 +272,30 @@ def under_attack(board: Board) -> list[dict[str, Any]]:
     """
     found = []
     for agent in board.agents:
-        pairs: dict[str, list[tuple[Mapping[str, Any], Mapping[str, Any]]]] = {}
+        pairs: dict[str, list[tuple[Comparison, float, float, float | None]]] = {}
         for record in board.run.manifest.environments:
-            before = board.cells.get((record.attack_on or "", agent))
-            after = board.cells.get((record.slug, agent))
-            if before and after and before["scores"].keys() & after["scores"].keys():
-                pairs.setdefault(record.attack or "attack", []).append((before, after))
+            before = board.cells.get((record.attack_on or "", agent), _NO_SCORES)
+            after = board.cells.get((record.slug, agent), _NO_SCORES)
+            if change := compare(after["scores"], before["scores"]):
+                tasks = before["scores"].keys() & after["scores"].keys()
+                means = (fmean(cell["scores"][task] for task in tasks) for cell in (before, after))
+                obeyed = after["metrics"].get("obeyed_injection")
+                pairs.setdefault(record.attack or "attack", []).append((change, *means, obeyed))
         for attack, own in pairs.items():
-            scores = [
-                [(before["scores"][t], score) for t, score in after["scores"].items()
-                 if t in before["scores"]]
-                for before, after in own
-            ]  # fmt: skip
-            changes = [attacked - clean for tasks in scores for clean, attacked in tasks]
-            lost, won = sum(c < 0 for c in changes), sum(c > 0 for c in changes)
-            metrics = [after["metrics"] for _, after in own]
-            obeyed = [m["obeyed_injection"] for m in metrics if "obeyed_injection" in m]
+            lost, won = (
+                sum(one.num_worse for one, *_ in own),
+                sum(one.num_better for one, *_ in own),
+            )
+            known = [obeyed for *_, obeyed in own if obeyed is not None]
             found.append({
                 "agent": agent,
                 "attack": attack,
                 "num_environments": len(own),
-                "clean": fmean(fmean(clean for clean, _ in tasks) for tasks in scores),
-                "attacked": fmean(fmean(attacked for _, attacked in tasks) for tasks in scores),
+                "clean": fmean(clean for _, clean, _, _ in own),
+                "attacked": fmean(attacked for _, _, attacked, _ in own),
                 "num_lost": lost,
                 "num_won": won,
                 "p_value": sign_test(won, lost),
-                "obeyed": fmean(obeyed) if obeyed else None,
+                "obeyed": fmean(known) if known else None,
             })  # fmt: skip
     return found

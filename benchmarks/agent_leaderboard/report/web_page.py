@@ -34,8 +34,6 @@ from agent_leaderboard.report.visible_text import visible
 
 MAX_EPISODES: Final = 20
 """Episodes shown of a cell."""
-MAX_EPISODES_IN_ALL: Final = 2_500
-"""Where there are more cells, fewer episodes of each are shown."""
 MAX_TEXT_CHARS: Final = 2_000
 """Longer texts are cut."""
 FAILURES_PER_SUCCESS: Final = 3
@@ -44,7 +42,6 @@ TEXT_IS_LICENSED: Final = "The text of this data set is not published here."
 
 def make_page(board: Board, data: Path | None) -> str:
     """Return the page of a board; episodes are replayed with the data folder."""
-    limit = max(1, min(MAX_EPISODES, MAX_EPISODES_IN_ALL // max(1, len(board.cells))))
     manifest = board.run.manifest
     payload = {
         "environments": [
@@ -68,7 +65,7 @@ def make_page(board: Board, data: Path | None) -> str:
             for pair, (found, p_holm) in comparisons(board, slug).items()
         },
         "episodes": {
-            "/".join(cell): list(read_episodes(board.run, cell, data, limit=limit))
+            "/".join(cell): list(read_episodes(board.run, cell, data))
             for cell in tqdm(board.cells, desc="episodes", leave=False)
         },
     }  # fmt: skip
@@ -82,7 +79,7 @@ def make_page(board: Board, data: Path | None) -> str:
     digest = hashlib.sha256(script.encode()).digest()
     return render(
         "leaderboard.html.jinja", board, autoescape=True, attacked=under_attack(board),
-        is_upper_bound=is_upper_bound, shown_name=shown_name, shown=limit, style=style,
+        is_upper_bound=is_upper_bound, shown_name=shown_name, shown=MAX_EPISODES, style=style,
         script=script, script_hash=base64.b64encode(digest).decode(), payload=text,
     )  # fmt: skip
 
@@ -108,10 +105,8 @@ def _plain(value: Any) -> Any:
 # Episodes
 
 
-def read_episodes(
-    run: Run, cell: Cell, data: Path | None, *, limit: int
-) -> Iterator[dict[str, Any]]:
-    """Yield at most `limit` episodes of an agent in an environment, as the script reads them.
+def read_episodes(run: Run, cell: Cell, data: Path | None) -> Iterator[dict[str, Any]]:
+    """Yield at most `MAX_EPISODES` episodes of a cell, as the script reads them.
 
     They are replayed if their text is public; a replay may fail or differ, with a newer
     environment: then a note has the reason.
@@ -120,7 +115,7 @@ def read_episodes(
     environment, agent = manifest.environment(cell[0]), manifest.agent(cell[1])
     entries = {entry.task: entry for entry in run.tasks[cell[0]]}
     replayer: Replayer | None = None
-    for result in choose(run.results[cell], limit):
+    for result in choose(run.results[cell]):
         entry = entries[result.task]
         text, note = None, TEXT_IS_LICENSED
         if environment.is_text_public:
@@ -180,11 +175,11 @@ def _recorded(action: str) -> str:
     return "(sealed: requires the data)" if action.startswith(MARK) else action
 
 
-def choose(results: Sequence[EpisodeResult], limit: int) -> list[EpisodeResult]:
-    """Choose at most `limit` episodes: three failures for each success."""
+def choose(results: Sequence[EpisodeResult]) -> list[EpisodeResult]:
+    """Choose at most `MAX_EPISODES` episodes: three failures for each success."""
     failures = iter([result for result in results if not result.success])
     successes = iter([result for result in results if result.success])
     chosen: list[EpisodeResult] = []
-    while len(chosen) < min(limit, len(results)):
+    while len(chosen) < min(MAX_EPISODES, len(results)):
         chosen += [*islice(failures, FAILURES_PER_SUCCESS), *islice(successes, 1)]
-    return chosen[:limit]
+    return chosen[:MAX_EPISODES]

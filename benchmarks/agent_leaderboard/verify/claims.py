@@ -6,7 +6,7 @@ agent that used tokens, or a model that wrote a page in two tokens is wrong.
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -25,7 +25,7 @@ from agent_leaderboard.records.manifest import (
     differences,
     make_slug,
 )
-from agent_leaderboard.records.names import is_same_name, misleading_names, skeleton
+from agent_leaderboard.records.names import misleading_names, skeleton
 from agent_leaderboard.records.reading import file_sha256
 from agent_leaderboard.records.results import EpisodeResult
 from agent_trainers import TINY_POLICY
@@ -50,8 +50,8 @@ _REPOSITORY: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASC
 Count = Callable[[str], int]
 
 
-def check_names(manifest: Manifest) -> Iterator[str]:
-    """Yield misleading names and impossible settings of a manifest."""
+def check_names(manifest: Manifest, board: Sequence[AgentRecord] = ()) -> Iterator[str]:
+    """Yield misleading names and impossible settings; agents of the `board` have taken names."""
     slugs = {environment.slug for environment in manifest.environments}
     for environment in manifest.environments:
         for text in _check_environment(environment, manifest):
@@ -59,19 +59,8 @@ def check_names(manifest: Manifest) -> Iterator[str]:
     for agent in manifest.agents:
         for text in _check_agent(agent, slugs):
             yield f"manifest.json, agent {agent.slug!r}, {text}"
-    yield from (f"manifest.json, {text}" for text in misleading_names(manifest.agents))
-
-
-def taken_names(agents: Iterable[AgentRecord], board: Manifest) -> Iterator[str]:
-    """Yield agents whose names are, or look like, those of other agents of the board."""
-    taken = {skeleton(agent.name): agent for agent in board.agents}
-    for agent in agents:
-        known = taken.get(skeleton(agent.name), agent)
-        if known.kind != agent.kind or not is_same_name(known.name, agent.name):
-            yield (
-                f"agent {agent.slug!r}, field 'name': {agent.name!a} looks like "
-                f"{known.name!a}, an agent on the board; choose another name"
-            )
+    for text in misleading_names([*board, *manifest.agents]):
+        yield f"manifest.json, {text}"
 
 
 def _check_environment(environment: EnvironmentRecord, manifest: Manifest) -> Iterator[str]:

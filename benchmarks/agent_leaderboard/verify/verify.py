@@ -60,7 +60,7 @@ from agent_leaderboard.records.results import (
 from agent_leaderboard.report.board import counted, summarise
 from agent_leaderboard.report.tables import PAGE, REPORT, make_markdown
 from agent_leaderboard.report.visible_text import visible
-from agent_leaderboard.verify.claims import check_names, check_tokens, check_usage, taken_names
+from agent_leaderboard.verify.claims import check_names, check_tokens, check_usage
 from agent_trainers.trajectory import StopReason
 
 EPISODES_PER_JOB: Final = 50
@@ -128,21 +128,21 @@ def check_run(
     """
     if problems := list(check_folder(folder)):
         return Verification(problems=problems)
+    board = published()
     try:
         run = run or read_run(folder)
-        problems = [*_check_files(folder, run), *check_names(run.manifest)]
+        problems = list(_check_files(folder, run))
     except DataError as error:
         return Verification(problems=[str(error).replace(f"{folder}{os.sep}", "")[:_MAX_CHARS]])
-    manifest, board = run.manifest, published()
+    manifest = run.manifest
+    problems += check_names(manifest, board.agents if is_published else ())
     measures = {
         one.slug: "; ".join(board.measure_changes(manifest.protocol, one))
         for one in manifest.environments
     }
     own_measure = {slug: how for slug, how in measures.items() if how}
-    if is_published:
-        changes = (f"environment {slug!r}: {how}" for slug, how in own_measure.items())
-        names = taken_names(manifest.agents, board)
-        problems += [f"{MANIFEST}, {text}" for text in (*changes, *names)]
+    for slug, how in own_measure.items() if is_published else ():
+        problems.append(f"{MANIFEST}, environment {slug!r}: {how}")
     if list(run.tasks) != list(measures):
         return Verification(problems=[*problems, f"tasks.json: other environments than {MANIFEST}"])
     problems += _check_results(run)
