@@ -298,8 +298,3 @@ class LimitedProtocol(H11Protocol):
         self.is_busy = is_busy
         if self in self.all_open:  # else it was closed
             self.all_open[self] = self.all_open.pop(self)
-
-
-def limited_protocol(limit: int) -> type[LimitedProtocol]:
-    """Return the protocol of a server with at most `limit` open connections."""
-    return type("Protocol", (LimitedProtocol,), {"max_open": limit, "all_open": {}})

@@ -91,18 +91,19 @@ class Gateway:
         import uvicorn
 
         from agent_trainers.gateway.application import (
+            LimitedProtocol,
             default_limit,
-            limited_protocol,
             make_application,
         )
 
+        limits = {"max_open": self._max_connections or default_limit(), "all_open": {}}
         # asyncio accepts all waiting connections at once, before an evicted one is closed
         backlog = default_limit() // 8
         config = uvicorn.Config(
             make_application(self),
             access_log=False,
             backlog=backlog,
-            http=limited_protocol(self._max_connections or default_limit()),
+            http=type("Protocol", (LimitedProtocol,), limits),
             lifespan="off",
             log_config=None,
             log_level="warning",

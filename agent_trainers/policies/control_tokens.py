@@ -15,6 +15,8 @@ from typing import Any, Final, NamedTuple
 from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerBase
 
+from agent_envs.errors import ConfigurationError
+
 _START: Final = "\udc00"
 """Precedes a character of a text that could start a control token."""
 _EDGE: Final = "\udc01"
@@ -42,7 +44,12 @@ class ControlTokens:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
-        self._backend: Tokenizer | None = getattr(tokenizer, "backend_tokenizer", None)
+        backend: Tokenizer | None = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is None:  # control tokens in texts could not be told apart
+            raise ConfigurationError(
+                f"{type(tokenizer).__name__} is no tokenizer of the library `tokenizers`. Use one."
+            )
+        self._backend = backend
         added: dict[int, AddedToken] = dict(sorted(tokenizer.added_tokens_decoder.items()))
         self._ids = {str(token): id for id, token in added.items() if _is_control(token)}
         self._words = {str(t): id for id, t in added.items() if str(t) not in self._ids}
@@ -116,7 +123,7 @@ class ControlTokens:
 
     def _hides_markup(self, text: str) -> bool:
         """Return whether the tokenizer's normaliser turns other characters into markup."""
-        normalizer = self._backend.normalizer if self._backend is not None else None
+        normalizer = self._backend.normalizer
         if normalizer is None or text.isascii():
             return False
         return len(_MARKUP.findall(normalizer.normalize_str(clean(text)))) != len(
@@ -124,11 +131,8 @@ class ControlTokens:
         )
 
     def _encode_marked(self, marked: str) -> list[int]:
-        if self._backend is None:  # control tokens cannot be turned off: break up the text
-            broken = re.sub(f"{_START}(.)", r"\1 ", marked).replace(_EDGE, " ")
-            ids: list[int] = self._tokenizer(clean(broken), add_special_tokens=False)["input_ids"]
-            return ids
-        ids, end = [], 0
+        ids: list[int] = []
+        end = 0
         for id, start, stop in self.find(marked):
             ids += [*self._encode_plain(marked[end:start]), id]
             end = stop
@@ -152,7 +156,6 @@ class ControlTokens:
     @functools.cached_property
     def _plain(self) -> Tokenizer:
         """The tokenizer without control tokens."""
-        assert self._backend is not None
         plain = Tokenizer(self._backend.model)
         if self._backend.normalizer is not None:
             plain.normalizer = self._backend.normalizer

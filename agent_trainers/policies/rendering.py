@@ -35,8 +35,6 @@ _QUESTION: Final[Message] = {"role": "user", "content": "Hello"}
 _THOUGHT: Final = ("<think>", "</think>")
 _TAG: Final = re.compile(r"</?[\w-]+>|\[/?[A-Z_]+\]")
 """Possible start or end of a thought or a call."""
-_OWN_FIELDS: Final = ("content", "reasoning_content", "thinking")
-"""Fields of an assistant's message that may contain its own calls and thoughts."""
 
 
 class ChatRenderer:
@@ -198,14 +196,10 @@ class ChatRenderer:
 
     def _guard(self, messages: Sequence[Message]) -> list[Message]:
         """Guard the texts of messages; the model's own turns may contain its markup."""
-        guard, guarded = self.control_tokens.guard, []
+        guarded = []
         for message in messages:
-            own = _OWN_FIELDS if message["role"] == "assistant" else ()
-            texts = {
-                name: guard(value, self._own_markup if name in own else None)
-                for name, value in message.items()
-            }
-            guarded.append(cast(Message, texts))
+            own = self._own_markup if message["role"] == "assistant" else None
+            guarded.append(cast(Message, self.control_tokens.guard(message, own)))
         return guarded
 
     @functools.cached_property

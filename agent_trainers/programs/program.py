@@ -244,7 +244,7 @@ class ProcessRun:
             raise RolloutError("the program was ended.")
         stderr = f"The end of its standard error:\n{errors.decode('utf-8', 'replace').strip()}"
         if process.returncode:
-            raise RolloutError(f"the program {_describe_exit(process.returncode)}. {stderr}")
+            raise RolloutError(f"the program exited with {process.returncode}. {stderr}")
         lines = output.decode("utf-8", "replace").strip().splitlines()
         last = lines[-1] if lines else ""
         try:
@@ -357,13 +357,6 @@ def _end(process: "subprocess.Popen[bytes]", grace_seconds: float) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
             member.kill()
     process.wait()
-
-
-def _describe_exit(code: int) -> str:
-    # A shell, and `unshare`, report a signal as 128 + its number.
-    with contextlib.suppress(ValueError):
-        return f"was killed by {signal.Signals(-code if code < 0 else code - 128).name}"
-    return f"exited with {code}"
 
 
 def main() -> None:
