@@ -160,7 +160,7 @@ class StrongLauncher:
     def _end_zygote(self) -> None:
         self._socket.close()
         if self._owner == os.getpid():  # not in a fork of the process that owns it
-            end_process(self._process, _START_SECONDS)
+            end_process(self._process)
 
     def _test(self) -> None:
         """Run `PROBE`: whether isolation holds is tested, not assumed."""
@@ -194,9 +194,7 @@ class PlainLauncher:
         folder = tempfile.mkdtemp(prefix="agent-envs-scratch-")
         environment = {**ENVIRONMENT, "HOME": folder, "TMPDIR": folder}
         try:
-            control, end = self._start(
-                python_command(), {"scratch": folder}, env=environment, cwd=folder
-            )
+            control, end = self._start(python_command(), env=environment, cwd=folder)
         except SandboxError:
             remove_tree(folder)
             raise
@@ -208,16 +206,13 @@ class PlainLauncher:
         return control, clean_up
 
     def _start(
-        self, command: Sequence[str], config: dict[str, Any], **options: Any
+        self, command: Sequence[str], **options: Any
     ) -> tuple[socket.socket, Callable[[], bool]]:
         """Start `supervisor.main`; return also what ends it and tells if it ended by itself."""
         if self._is_closed:
             raise SandboxError("The sandbox is closed.")
-        try:
-            process, control = start_module(command, "supervisor", config, **options)
-        except OSError as error:
-            raise SandboxError(f"A program could not be started: {error}") from error
-        return control, lambda: end_process(process, _END_SECONDS)
+        process, control = start_module(command, "supervisor", {}, **options)
+        return control, lambda: end_process(process)
 
     def close(self) -> None:
         """Start no more programs; running ones end with their callers."""
@@ -256,7 +251,7 @@ class ContainerLauncher(PlainLauncher):
         ).split()
         options += [f"--env={key}={value}" for key, value in ENVIRONMENT.items()]
         command = [self._engine, "run", *options, self._image, *python_command()[1:]]
-        control, end = self._start(command, {})
+        control, end = self._start(command)
         return control, lambda: end() or _succeeds([self._engine, "rm", "--force", name])
 
 
@@ -271,7 +266,7 @@ def start_module(
     """Start a command that runs `BOOTSTRAP`, and with it ``main(config)`` of one of our modules.
 
     Return it with a connection to its standard input and output, unless `options` of
-    `subprocess.Popen` say otherwise.
+    `subprocess.Popen` say otherwise. Raises SandboxError if there is no such command.
     """
     folder, names = Path(__file__).parent, dict.fromkeys([*_MODULES, module])
     modules = [["agent_envs", ""], [_PACKAGE, ""]]
@@ -282,18 +277,18 @@ def start_module(
     with theirs:
         try:  # in a session of its own: an interrupt at the terminal is for the host alone
             process = subprocess.Popen(command, start_new_session=True, **streams)  # noqa: S603
-        except BaseException:
+        except OSError as error:
             ours.close()
-            raise
+            raise SandboxError(f"A process could not be started: {error}") from error
     with contextlib.suppress(OSError):  # it ended; the caller notices
         ours.sendall(f"{len(text):010d}{text}".encode())
     return process, ours
 
 
-def end_process(process: "subprocess.Popen[bytes]", seconds: float) -> bool:
-    """Wait for the end of a process, and kill it after `seconds`; return whether it ended alone."""
+def end_process(process: "subprocess.Popen[bytes]") -> bool:
+    """Wait for the end of a process, or kill it; return whether it ended by itself."""
     try:
-        process.wait(seconds)
+        process.wait(_END_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
@@ -325,7 +320,7 @@ def _start_zygote(config: dict[str, Any]) -> tuple["subprocess.Popen[bytes]", so
             answer = ours.recv(1)
         if not answer:
             ours.close()
-            end_process(process, _START_SECONDS)
+            end_process(process)
             os.set_blocking(stderr.fileno(), False)  # a child of the zygote may keep it open
             reason = (stderr.read() or b"").decode(errors="replace").strip().rpartition("\n")[2]
             raise _unavailable(reason or "the sandbox's process did not start")

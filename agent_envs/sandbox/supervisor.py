@@ -148,19 +148,15 @@ class Channel:
         return "memory_limit" if self._watch.holds_too_much() else ""
 
 
-def main(config: dict[str, Any]) -> None:
-    """Supervise one program, as the first process of a container or as a plain process.
-
-    Args:
-        config: ``scratch``: a directory to remove at the end.
-    """
+def main(_: dict[str, Any]) -> None:
+    """Supervise one program in the current directory, and remove it at the end."""
+    scratch = os.getcwd()  # noqa: PTH109
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     prctl = ctypes.CDLL(None).prctl
     prctl(_SET_DUMPABLE, 0, 0, 0, 0)  # the program, of the same user, cannot reach into us
     supervise(receive_request(0), 0, 1, lambda: prctl(_SET_DUMPABLE, 1, 0, 0, 0))
-    if "scratch" in config:
-        os.chdir("/")
-        archive.remove_tree(config["scratch"])  # the host may be gone
+    os.chdir("/")
+    archive.remove_tree(scratch)  # the host may be gone
 
 
 def receive_request(source: int) -> dict[str, Any]:

@@ -214,7 +214,14 @@ def _build_root(home: str) -> None:
     os.chdir("/")
     _mount("root", "/new", "tmpfs", _NOSUID | _NODEV, "mode=755")
     for target, source in binds.items():
-        _bind(f"/old{source}", f"/new{target}")
+        place = Path(f"/new{target}")
+        is_folder, is_device = Path(f"/old{source}").is_dir(), target.startswith("/dev/")
+        (place if is_folder else place.parent).mkdir(parents=True, exist_ok=True)
+        if not is_folder:
+            place.touch()
+        _mount(f"/old{source}", f"/new{target}", None, _BIND | _REC)
+        flags = _NOSUID | _NOEXEC if is_device else _RDONLY | _NOSUID | _NODEV
+        _set_attributes(f"/new{target}", flags, _AT_RECURSIVE)
     for target, content in [*links.items(), *_FILES.items()]:
         place = Path(f"/new{target}")
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -234,19 +241,6 @@ def _build_root(home: str) -> None:
     _check(_libc.umount2(b".", _DETACH))
     os.chdir("/")
     _set_attributes("/", _RDONLY | _NOSUID | _NODEV, 0)
-
-
-def _bind(source: str, target: str) -> None:
-    place = Path(target)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    if Path(source).is_dir():
-        place.mkdir(exist_ok=True)
-    else:
-        place.touch()
-    _mount(source, target, None, _BIND | _REC)
-    is_device = target.startswith("/new/dev/")
-    flags = _NOSUID | _NOEXEC if is_device else _RDONLY | _NOSUID | _NODEV
-    _set_attributes(target, flags, _AT_RECURSIVE)
 
 
 def _map_ids(uid: int, gid: int) -> None:
