@@ -1,4 +1,4 @@
-"""BM25 over passages, with an inverted index.
+"""BM25 over passages, with an inverted index or with the library ``rank-bm25``.
 
 ``w(word, passage) = idf * f * (k1 + 1) / (f + k1 * (1 - b + b * length / mean length))`` with
 ``idf = log(1 + (N - n + 0.5) / (n + 0.5))`` (Robertson and Zaragoza, 2009; the inverse document
@@ -12,12 +12,17 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from agent_envs.core.lookup import lookup
 from agent_envs.retrieval.corpus import Corpus, Hit, Passage, Retriever
+
+if TYPE_CHECKING:
+    from rank_bm25 import BM25Okapi
 
 K1: Final = 1.5
 B: Final = 0.75
@@ -30,12 +35,15 @@ STOP_WORDS: Final = frozenset(
 )
 """Words without information, removed from queries that contain others."""
 
+RETRIEVERS: Final = ("auto", "bm25", "rank_bm25")
 _WORD = re.compile(r"\w+")
 
 
-def build_retriever(corpus: Corpus) -> Retriever:
-    """Index a corpus in memory."""
-    return BM25Retriever(corpus.passages, build_postings(map(words_of, corpus.passages)))
+def build_retriever(corpus: Corpus, backend: str = "auto") -> Retriever:
+    """Index a corpus by the inverted index ``"bm25"`` (also ``"auto"``), or by ``"rank_bm25"``."""
+    lookup(dict.fromkeys(RETRIEVERS), backend, kind="retriever")
+    retriever = RankBM25Retriever if backend == "rank_bm25" else BM25Retriever
+    return retriever(corpus.passages, build_postings(map(words_of, corpus.passages)))
 
 
 def words_of(passage: Passage) -> list[str]:
@@ -97,6 +105,26 @@ class BM25Retriever:
                 postings = slice(index.starts[number], index.starts[number + 1])
                 scores[index.passages[postings]] += count * index.weights[postings]
         return scores
+
+
+class RankBM25Retriever(BM25Retriever):
+    """Finds the same passages with the library."""
+
+    def _scores(self, words: Iterable[str]) -> npt.NDArray[np.float64]:
+        if not len(self._postings.weights):  # the library cannot index an empty corpus
+            return np.zeros(len(self.passages))
+        return np.asarray(self._engine.get_scores(list(words)), np.float64)
+
+    @cached_property
+    def _engine(self) -> "BM25Okapi":
+        from rank_bm25 import BM25Okapi
+
+        engine = BM25Okapi(list(map(words_of, self.passages)), k1=K1, b=B)
+        # Okapi's weight of a word in half of the passages is 0: a small corpus would find nothing.
+        num_containing = np.diff(self._postings.starts)
+        idf = np.log(1 + (len(self.passages) - num_containing + 0.5) / (num_containing + 0.5))
+        engine.idf = dict(zip(self._postings.words, idf.tolist(), strict=True))
+        return engine
 
 
 def build_postings(documents: Iterable[list[str]]) -> Postings:

@@ -72,8 +72,9 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
         Args:
             corpus: Files of more passages (title, text) to search.
             top_k: Maximal number of passages per search.
-            retriever: ``"bm25"`` (also ``"auto"``) over all passages, or instead of them the folder
-                of a saved index, the URL of a retrieval server, or a `Retriever`.
+            retriever: ``"bm25"`` (also ``"auto"``) or ``"rank_bm25"`` over all passages, or
+                instead of them the folder of a saved index, the URL of a retrieval server, or a
+                `Retriever`.
             variant: ``"default"``, or ``"injected"``: passages contain planted instructions, forged
                 answers and results, and role markers; see `agent_envs.envs.qa.injection`.
             shared: Arguments of `DatasetEnv`.
@@ -237,8 +238,7 @@ def _load_retriever(
         return client
     if Path(name).is_dir():
         return SavedIndex(name)
-    lookup({"auto": None, "bm25": None}, name, kind="retriever")
-    return build_retriever(_load_library(dataset, source, files).corpus)
+    return build_retriever(_load_library(dataset, source, files).corpus, name)
 
 
 def _is_url(name: str) -> bool:

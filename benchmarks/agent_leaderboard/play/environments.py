@@ -23,6 +23,7 @@ from agent_envs.core.lookup import lookup
 from agent_envs.core.result_edits import ATTACKERS
 from agent_envs.errors import ConfigurationError, DataError, MissingExtraError
 from agent_envs.formats.tool_formats import TOOL_FORMATS
+from agent_envs.retrieval import RETRIEVERS
 from agent_leaderboard.agents.agent import MakeEnv
 from agent_leaderboard.records.manifest import EnvironmentRecord
 from agent_leaderboard.records.sealing import Seal, data_seal
@@ -135,7 +136,7 @@ ARGUMENTS: Final[Mapping[str, Any]] = {
     "parallel_calls": _FLAG,
     "quest_length": _number(1, 8),
     "questions": _several(_number(1, 20)),
-    "retriever": _one_of("auto", "bm25"),
+    "retriever": _one_of(*RETRIEVERS),
     "rewards": _table(_number(-100, 100)),
     "rooms": _number(1, 12),
     "sandbox": _one_of("strong", "container"),

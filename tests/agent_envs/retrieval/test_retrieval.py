@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_envs import DataError
+from agent_envs import DataError, UnknownNameError
 from agent_envs.retrieval import (
+    RETRIEVERS,
     Corpus,
     Passage,
     build_retriever,
@@ -38,9 +39,10 @@ def titles(hits):
         ("xylophone ?!", 3, []),
     ],
 )
-def test_a_query_finds_the_best_passages(query, top_k, expected):
+@pytest.mark.parametrize("backend", RETRIEVERS)
+def test_a_query_finds_the_best_passages(query, top_k, expected, backend):
     corpus = Corpus([*PASSAGES, Passage("The Who", "They were who they were.")])
-    hits = build_retriever(corpus).search(query, top_k)
+    hits = build_retriever(corpus, backend).search(query, top_k)
     assert titles(hits) == expected
 
 
@@ -59,7 +61,10 @@ def test_tiny_and_empty_corpora_are_searched():
         for passage in PASSAGES[:size]:
             assert titles(retriever.search(passage.title, 1)) == [passage.title]
     for passages in ([], [Passage("", "?")]):
-        assert build_retriever(Corpus(passages)).search("x", 1) == []
+        for backend in RETRIEVERS:
+            assert build_retriever(Corpus(passages), backend).search("x", 1) == []
+    with pytest.raises(UnknownNameError, match="Did you mean 'bm25'"):
+        build_retriever(Corpus(PASSAGES), "bm25x")
 
 
 WORDS = st.sampled_from("red blue green harbor film star city old new the of".split())
@@ -80,9 +85,10 @@ def test_scores_are_those_of_the_formula(texts, query, top_k):
         return total
 
     corpus = Corpus(Passage(str(i), text) for i, text in enumerate(texts))
-    found = [hit.score for hit in build_retriever(corpus).search(query, top_k)]
     expected = sorted(filter(None, map(score, documents)), reverse=True)[:top_k]
-    assert found == pytest.approx(expected, abs=2e-4)
+    for backend in RETRIEVERS:
+        found = [hit.score for hit in build_retriever(corpus, backend).search(query, top_k)]
+        assert found == pytest.approx(expected, abs=2e-4)
 
 
 def test_rounding_errors_do_not_decide_the_order():
