@@ -24,13 +24,14 @@ class CodeEnv(DatasetEnv):
 
     Tools: ``run_code(code)``, and ``run_tests(code)`` for the public tests, both in the sandbox.
     The answer is the whole program. Reward terms: ``passed`` at the end (outcome); ``public_tests``
-    (growth of the best share passed so far; a right answer completes it) and ``format`` on the way
-    (process).
+    (growth of the best share passed so far; a right answer completes it), ``repair`` (1 once: a
+    program passes all of them after one that did not) and ``format`` on the way (process).
+    ``repair`` pays for failing first, so it is off by default.
     """
 
     reward_functions = {
         "passed": correct_term,
-        **noted_terms("public_tests"),
+        **noted_terms("public_tests", "repair"),
         "format": format_term,
     }
     default_rewards = {"passed": 1.0, "public_tests": 0.1, "format": 0.02}
@@ -61,6 +62,7 @@ class CodeEnv(DatasetEnv):
         self._progress = Progress()
         self.num_failed_runs = 0
         self.is_correct = False
+        self._has_failed = self._has_passed = False
 
     def run_code(self, code: str) -> ToolResult:
         """Run a Python program and see what it prints.
@@ -86,6 +88,10 @@ class CodeEnv(DatasetEnv):
         self.best_share = max(self.best_share, passed / total)
         self.noted["public_tests"] += self._progress.advance(passed / total)
         self.num_failed_runs += passed < total
+        if passed == total:
+            self.noted["repair"] = float(self._has_failed and not self._has_passed)
+        self._has_failed |= passed < total
+        self._has_passed |= passed == total
         lines = [
             f"{'passed' if v.passed else f'FAILED ({v.message or v.reason})'}: {test}"
             for test, v in zip(tests, verdicts, strict=True)

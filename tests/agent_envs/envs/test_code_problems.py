@@ -26,7 +26,7 @@ def success(env, program):
 
 
 def test_a_program_is_run_tested_repaired_and_answered(make_env):
-    env = make_env(rewards={"passed": 1.0, "public_tests": 0.1})
+    env = make_env(rewards={"passed": 1.0, "public_tests": 0.1, "repair": 0.1})
     assert call(env, "run_code", code="print(6 * 7)")[0] == "42"
     observation, _, _, _, info = call(env, "run_tests", code="def double(x): return x**3")
     assert "FAILED" in observation
@@ -34,8 +34,10 @@ def test_a_program_is_run_tested_repaired_and_answered(make_env):
     assert info["reward_terms"]["public_tests"] == 0.0
     _, _, _, _, info = call(env, "run_tests", code=RIGHT)
     assert info["reward_terms"]["public_tests"] == pytest.approx(0.1)
+    assert info["reward_terms"]["repair"] == pytest.approx(0.1)
     # what has been earned is not earned again
-    assert call(env, "run_tests", code=RIGHT)[4]["reward_terms"]["public_tests"] == 0.0
+    terms = call(env, "run_tests", code=RIGHT)[4]["reward_terms"]
+    assert terms["public_tests"] == terms["repair"] == 0.0
     assert success(env, f"Here it is:\n```python\n{RIGHT}```\nDone.") == 1.0
     env.reset(options={"task": 0})
     assert "1 of 1 passed." in call(env, "run_tests", code=WRONG)[0]  # there are hidden tests too
