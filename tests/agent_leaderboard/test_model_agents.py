@@ -25,7 +25,7 @@ def specs(count=3, seed=0):
 
 
 def run_agent(kind, settings, env_id=MULTI_HOP, count=3, **kwargs):
-    tool_format = AGENTS[kind].format_for(settings)
+    tool_format = settings.get("tool_format", AGENTS[kind].tool_format)
     if tool_format is not None:
         kwargs["tool_format"] = tool_format
     agent = build_agent(kind, settings)

@@ -41,6 +41,7 @@ class Agent(Protocol):
 
     def check(self, make_env: MakeEnv) -> None:
         """Raise a `ConfigurationError` if the agent cannot act in an environment."""
+        return
 
     def play(self, make_env: MakeEnv, specs: Sequence[EpisodeSpec]) -> list[PlayedEpisode]:
         """Run one episode per spec, in order, drawing from each spec's own generator.
@@ -58,11 +59,6 @@ class AgentKind:
     needs_model: bool = True
     tool_format: str | None = None
     """Tool format of its actions; None for the environment's own. The setting of this name wins."""
-
-    def format_for(self, settings: Mapping[str, Any]) -> str | None:
-        """Return the tool format of an agent with these settings."""
-        chosen: str | None = settings.get("tool_format", self.tool_format)
-        return chosen
 
 
 _MODEL: Final = AgentKind("model_agents")

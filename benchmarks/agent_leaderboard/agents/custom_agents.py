@@ -73,15 +73,12 @@ class State:
 Act = Callable[[State], str | Generation]
 
 
-class ActingAgent(Policy):
+class ActingAgent(Policy, Agent):
     """Runs episodes with a function that is called for each turn; an exception ends an episode."""
 
     def __init__(self, act: Act, name: str, concurrency: int) -> None:
         """Call `act` for up to `concurrency` turns at once; errors name `name`."""
         self._act, self._name, self.max_concurrency = act, name, concurrency
-
-    def check(self, make_env: MakeEnv) -> None:
-        """Accept every environment."""
 
     def play(self, make_env: MakeEnv, specs: Sequence[EpisodeSpec]) -> list[PlayedEpisode]:
         """Run one episode per spec, in order."""

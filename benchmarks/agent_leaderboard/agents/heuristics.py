@@ -83,14 +83,12 @@ def _program(env: ToolEnv, question: str, results: Sequence[str]) -> str:
 
 
 def _shell(env: ToolEnv, question: str, results: Sequence[str]) -> str:
-    """Run fixed commands, then answer."""
     if len(results) < len(SHELL_COMMANDS):
         return env.write_call("shell", command=SHELL_COMMANDS[len(results)])
     return env.write_answer("done")
 
 
 def _game(env: ToolEnv, question: str, results: Sequence[str]) -> str:
-    """Repeat fixed commands."""
     return env.write_call("act", command=GAME_COMMANDS[len(results) % len(GAME_COMMANDS)])
 
 

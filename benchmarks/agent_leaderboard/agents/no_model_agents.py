@@ -14,7 +14,7 @@ import numpy as np
 
 from agent_envs.core.tool_env import ToolEnv
 from agent_envs.errors import ConfigurationError
-from agent_leaderboard.agents.agent import MakeEnv, PlayedEpisode, collect, tool_env
+from agent_leaderboard.agents.agent import Agent, MakeEnv, PlayedEpisode, collect, tool_env
 from agent_leaderboard.agents.heuristics import next_action
 from agent_trainers.policies import GenerationRequest, ScriptedPolicy
 from agent_trainers.rollout.episode import EpisodeSpec
@@ -28,13 +28,10 @@ Player = Callable[[GenerationRequest], str]
 
 
 @dataclass(frozen=True, slots=True)
-class ScriptedAgent:
+class ScriptedAgent(Agent):
     """An agent with one player per episode, made from an environment at its task."""
 
     make_player: Callable[[ToolEnv, EpisodeSpec], Player]
-
-    def check(self, make_env: MakeEnv) -> None:
-        """Accept every environment with tools."""
 
     def play(self, make_env: MakeEnv, specs: Sequence[EpisodeSpec]) -> list[PlayedEpisode]:
         """Run one episode per spec, in order."""
@@ -83,7 +80,6 @@ def make_agent(kind: str, settings: Mapping[str, Any]) -> ScriptedAgent:
 
 
 def _draw(rng: np.random.Generator, schema: Mapping[str, Any], words: Sequence[str]) -> Any:
-    """Draw a value of a JSON schema; text from `words`."""
     if "anyOf" in schema:
         return _draw(rng, schema["anyOf"][0], words)
     if "enum" in schema:

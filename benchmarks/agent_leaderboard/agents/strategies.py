@@ -164,7 +164,6 @@ def with_reflection(
 
 
 def _reflection(attempt: Trajectory, spec: EpisodeSpec, episode_id: int) -> GenerationRequest:
-    """Ask the model why an attempt failed."""
     messages: list[Message] = [
         {"role": "system", "content": REFLECT_TEXT},
         {"role": "user", "content": transcript(attempt)},

@@ -110,10 +110,14 @@ def load_configs(paths: Sequence[Path]) -> RunConfig:
     where = ", ".join(map(str, paths))
     protocol = {name: value for entry in merged["protocol"] for name, value in entry.items()}
     environments = [_environment(entry) for entry in merged["environments"]]
+    agents = [
+        {"slug": make_slug(str(entry.get("name"))), "packages": {}, **entry}
+        for entry in merged["agents"]
+    ]
     run = RunConfig(
         protocol=_record(Protocol, protocol, f"{where}, protocol"),
         environments=tuple(_record(EnvironmentRecord, one, where) for one in environments),
-        agents=tuple(_record(AgentRecord, _agent(entry), where) for entry in merged["agents"]),
+        agents=tuple(_record(AgentRecord, agent, where) for agent in agents),
         left_out=tuple(_record(LeftOut, entry, where) for entry in merged["left_out"]),
         optional=frozenset(
             record["slug"]
@@ -143,10 +147,6 @@ def _environment(entry: Mapping[str, Any]) -> dict[str, Any]:
     name = entry.get("name") or re.sub(r"^.*/|-v\d+$", "", str(entry.get("id")))
     shared = {k: v for k, v in entry.items() if k not in ("name", "tasks", "optional")}
     return {"slug": make_slug(str(name)), "num_tasks": entry.get("tasks", DEFAULT_TASKS), **shared}
-
-
-def _agent(entry: Mapping[str, Any]) -> dict[str, Any]:
-    return {"slug": make_slug(str(entry.get("name"))), "packages": {}, **entry}
 
 
 def _record(kind: Any, values: Mapping[str, Any], where: str) -> Any:

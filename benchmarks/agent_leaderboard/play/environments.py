@@ -229,12 +229,10 @@ def environment_seal(record: EnvironmentRecord, data: Path | None) -> Seal:
 
 
 def _named(kwargs: Mapping[str, Any]) -> set[str]:
-    """Return the names below the data folder in nested arguments."""
     text = json.dumps(kwargs, ensure_ascii=False, default=str)
     return set(re.findall(r'"\$\{data\}/?([^"]*)"', text))
 
 
 def _package_folder(package: str) -> Path | None:
-    """Return the folder of a package without importing it."""
     spec = importlib.util.find_spec(package)
     return Path(spec.origin).parent if spec is not None and spec.origin is not None else None

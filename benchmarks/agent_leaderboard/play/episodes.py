@@ -96,9 +96,7 @@ def _result(chunk: Chunk, entry: TaskEntry, sample: int, episode: PlayedEpisode)
     attempts = (trajectory, *episode.attempts)
     texts = [[step.action for step in attempt.transitions] for attempt in attempts]
     actions, *others = seal.close(texts, place)
-    tokens = {
-        "prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens
-    }  # fmt: skip
+    prices, tokens = agent.prices, (usage.prompt_tokens, usage.completion_tokens)
     return EpisodeResult(
         environment=environment.slug,
         agent=agent.slug,
@@ -109,8 +107,9 @@ def _result(chunk: Chunk, entry: TaskEntry, sample: int, episode: PlayedEpisode)
         stop_reason=trajectory.stop_reason,
         error=_error(trajectory, seal) if trajectory.stop_reason in FAULTS else None,
         calls=usage.calls,
-        **tokens,
-        money=None if agent.prices is None else agent.prices.cost(**tokens),
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        money=None if prices is None else prices.cost(*tokens),
         seconds=round(sum(sum(attempt.timings.values()) for attempt in attempts), 4),
         actions=actions,
         rewards=[float(step.reward) for step in steps],
@@ -157,11 +156,6 @@ class ReplayedEpisode:
     """The step of each action."""
     last: ReplayedStep
     """The last step, or the reset."""
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """Metrics of the episode."""
-        return as_floats(self.last.info.get("metrics", {}))
 
 
 class Replayer:

@@ -86,7 +86,7 @@ def _complete(agent: AgentRecord) -> AgentRecord:
         agent,
         model=agent.model or (folder.name if folder else model),
         weights_sha256={path.name: file_sha256(path) for path in weights},
-        tool_format=kind.format_for(agent.settings),
+        tool_format=agent.settings.get("tool_format", kind.tool_format),
         settings={k: v for k, v in agent.settings.items() if k not in _LOCAL_SETTINGS},
         packages={"python": platform.python_version()}
         | {package: importlib.metadata.version(package) for package in packages},
@@ -99,9 +99,8 @@ def find_model(agent: AgentRecord) -> str | None:
     One of `SMALL_MODELS` is downloaded.
     """
     model: str | None = agent.settings.get("model")
-    if model is None or not find_kind(agent.kind).needs_model:
-        return model
-    if model in small_models.SMALL_MODELS:
+    is_small = model in small_models.SMALL_MODELS and find_kind(agent.kind).needs_model
+    if model is not None and is_small:
         return str(small_models.prepare(model))
     return str(TINY_POLICY) if model == EMBEDDED else model
 

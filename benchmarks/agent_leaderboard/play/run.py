@@ -90,7 +90,6 @@ def run(config: RunConfig, output: Path, *, data: Path | None = None, jobs: int 
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Keep a second process from writing into the folder."""
     import fcntl  # not on Windows
 
     handle = os.open(folder, os.O_RDONLY)
@@ -157,7 +156,6 @@ def _missing(chunks: Sequence[Chunk], done: Results) -> Iterator[Chunk]:
 
 
 def _run_chunks(chunks: Sequence[Chunk], done: Results, journal: Path, jobs: int) -> None:
-    """Run chunks and append each to the journal when it is complete."""
     failures: dict[tuple[str, str], int] = {}
     total = sum(len(chunk.episodes) for chunk in chunks)
     with tqdm(total=total, desc="running", unit="episode") as bar, journal.open("ab") as file:

@@ -52,7 +52,7 @@ MAX_LABEL_VALUES: Final = 12
 """A label with more values is an identifier, not a group of tasks."""
 Scores = dict[int, list[float]]
 """Score of each episode, by task."""
-_COSTS: Final = ("calls", "prompt_tokens", "completion_tokens", "seconds", "money")
+COSTS: Final = ("calls", "prompt_tokens", "completion_tokens", "seconds", "money")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +170,7 @@ def _statistics(every: Sequence[EpisodeResult], entries: Sequence[TaskEntry]) ->
         returns.setdefault(one.task, []).append(one.return_)
     most = min(map(len, wins.values()))
     sizes = sorted({2**i for i in range(most.bit_length())} | {most})
-    costs: dict[str, list[Any]] = {name: [getattr(one, name) for one in every] for name in _COSTS}
+    costs: dict[str, list[Any]] = {name: [getattr(one, name) for one in every] for name in COSTS}
     costs["tokens"] = [one.prompt_tokens + one.completion_tokens for one in every]
     codes = [[code for code in one.errors if code] for one in results]
     in_steps = Counter(code for own in codes for code in own)

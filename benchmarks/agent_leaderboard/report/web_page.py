@@ -23,6 +23,7 @@ from agent_leaderboard.play.episodes import ReplayedEpisode, Replayer
 from agent_leaderboard.records.results import Cell, EpisodeResult, Run, episode_seed
 from agent_leaderboard.records.sealing import MARK
 from agent_leaderboard.report.board import (
+    COSTS,
     Board,
     comparisons,
     is_upper_bound,
@@ -137,13 +138,7 @@ def read_episodes(run: Run, cell: Cell, data: Path | None) -> Iterator[dict[str,
             "fault": result.error,
             "labels": entry.labels,
             "metrics": result.metrics,
-            "usage": {
-                "calls": result.calls,
-                "prompt tokens": result.prompt_tokens,
-                "completion tokens": result.completion_tokens,
-                "money": result.money,
-                "seconds": result.seconds,
-            },
+            "usage": {name.replace("_", " "): getattr(result, name) for name in COSTS},
             "question": text and text.question,
             "answers": text and text.answers,
             "note": note,
@@ -171,7 +166,6 @@ def _step(result: EpisodeResult, i: int, text: ReplayedEpisode | None) -> dict[s
 
 
 def _recorded(action: str) -> str:
-    """Return a recorded action, or a note that it is sealed."""
     return "(sealed: requires the data)" if action.startswith(MARK) else action
 
 

@@ -111,7 +111,7 @@ def _check_agent(agent: AgentRecord, environments: Set[str]) -> Iterator[str]:
 def _expected_record(agent: AgentRecord) -> AgentRecord:
     """Return the record with all that follows from other fields."""
     kind = AGENTS[agent.kind]
-    expected = replace(agent, tool_format=kind.format_for(agent.settings))
+    expected = replace(agent, tool_format=agent.settings.get("tool_format", kind.tool_format))
     if not kind.needs_model:
         return replace(
             expected, model=None, weights_sha256={}, train=None, made_by=None, prices=None

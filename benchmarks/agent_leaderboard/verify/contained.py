@@ -18,7 +18,6 @@ from typing import Any, Final
 from agent_leaderboard.play.run import end_with_parent
 from agent_leaderboard.verify.verify import Verification, check_run
 
-MAX_MINUTES: Final = 60.0
 MAX_MEMORY: Final = 4 * 2**30
 """Bytes per process."""
 _LOCAL_HOSTS: Final = ("127.0.0.1", "::1", "localhost")
@@ -31,7 +30,7 @@ def verify(
     *,
     jobs: int = 1,
     is_published: bool = False,
-    max_minutes: float = MAX_MINUTES,
+    max_minutes: float = 60.0,
 ) -> Verification:
     """Verify a run's folder like `check_run`, within limits."""
     with tempfile.TemporaryDirectory() as scratch:
@@ -74,7 +73,6 @@ def _run_child(request: str, seconds: float) -> str:
 
 
 def _limit(minutes: float) -> None:
-    """Limit this process and those that it starts."""
     if sys.platform == "win32":
         return
     import resource

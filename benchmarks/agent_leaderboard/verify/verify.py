@@ -37,7 +37,6 @@ from agent_leaderboard.play.episodes import (
 from agent_leaderboard.play.prepare import complete_record
 from agent_leaderboard.play.run import WORK, run_all
 from agent_leaderboard.records.manifest import (
-    AgentRecord,
     EnvironmentRecord,
     Manifest,
     differences,
@@ -57,7 +56,7 @@ from agent_leaderboard.records.results import (
     read_run,
     task_list_sha256,
 )
-from agent_leaderboard.report.board import counted, summarise
+from agent_leaderboard.report.board import summarise
 from agent_leaderboard.report.tables import PAGE, REPORT, make_markdown
 from agent_leaderboard.report.visible_text import visible
 from agent_leaderboard.verify.claims import check_names, check_tokens, check_usage
@@ -159,8 +158,7 @@ def check_run(
         not_replayed=not_replayed,
         own_measure=own_measure,
         on_trust=[
-            *(text for agent in manifest.agents for text in _on_trust(agent, run)),
-            *_holes(manifest, board, own_measure),
+            *_on_trust(run, board, own_measure),
             *([f"{PAGE}: is not verified; {_RENDER_AGAIN}"] if (folder / PAGE).exists() else []),
         ],
     )
@@ -355,14 +353,15 @@ def _replays(chunk: Chunk, results: Sequence[EpisodeResult]) -> Iterator[Iterabl
 def _compare(result: EpisodeResult, again: ReplayedEpisode) -> Iterator[str]:
     """Yield each field that differs from replay."""
     rewards = [float(step.reward) for step in again.steps]
+    metrics = as_floats(again.last.info.get("metrics", {}))
     truth = dataclasses.replace(
         result,
         rewards=rewards,
         reward_terms=[as_floats(step.info["reward_terms"]) for step in again.steps],
         errors=[step.info["action"].get("error") for step in again.steps],
-        metrics=again.metrics,
+        metrics=metrics,
         return_=float(sum(rewards)),
-        success=again.metrics.get("success", 0.0) > 0.0,
+        success=metrics.get("success", 0.0) > 0.0,
     )
     yield from differences(result, truth)
     if again.last.terminated:
@@ -379,35 +378,27 @@ def _compare(result: EpisodeResult, again: ReplayedEpisode) -> Iterator[str]:
 # What cannot be checked
 
 
-def _holes(manifest: Manifest, board: Manifest, other: Mapping[str, str]) -> Iterator[str]:
-    """Yield what a board has and the run lacks: whether it was run is unknown."""
+def _on_trust(run: Run, board: Manifest, other: Mapping[str, str]) -> Iterator[str]:
+    """Yield the claims of a run that cannot be checked; `other` are measured otherwise."""
+    manifest = run.manifest
     for agent in manifest.agents:
+        own = [one for cell, results in run.results.items() if cell[1] == agent.slug
+               for one in results]  # fmt: skip
+        if is_custom(agent.kind):
+            yield f"{agent.slug}: its code is its author's; others cannot run it"
+        elif not acts_by_rules(agent.kind):
+            tokens = sum(one.prompt_tokens + one.completion_tokens for one in own)
+            origin = f", made by '{visible(agent.made_by)[:80]}'," if agent.made_by else ""
+            yield (
+                f"{agent.slug}: that {visible(str(agent.model))[:80]}{origin} wrote its actions, "
+                f"in {sum(one.calls for one in own):,} calls with {tokens:,} tokens (which fit the "
+                "text)"
+            )
+        if failures := sum(not one.is_scored for one in own):
+            yield f"{agent.slug}: {failures} of {len(own)} episodes are infrastructure failures"
         if agent.not_played:
             yield f"{agent.slug}: that it did not run on {', '.join(agent.not_played)}"
-    own = {environment.slug for environment in manifest.environments}
-    missing = [one.slug for one in board.environments if one.slug not in own]
-    if missing and own - other.keys():
+    slugs = {environment.slug for environment in manifest.environments}
+    missing = [one.slug for one in board.environments if one.slug not in slugs]
+    if missing and slugs - other.keys():
         yield f"that the run lacks {', '.join(missing)}, which the board has"
-
-
-def _on_trust(agent: AgentRecord, run: Run) -> Iterator[str]:
-    """Yield the claims of an agent that cannot be checked."""
-    own = {slug: results for (slug, name), results in run.results.items() if name == agent.slug}
-    every = [result for results in own.values() for result in results]
-    if is_custom(agent.kind):
-        yield f"{agent.slug}: its code is its author's; others cannot run it"
-    elif not acts_by_rules(agent.kind):
-        tokens = sum(result.prompt_tokens + result.completion_tokens for result in every)
-        origin = f", made by '{visible(agent.made_by)[:80]}'," if agent.made_by else ""
-        yield (
-            f"{agent.slug}: that {visible(str(agent.model))[:80]}{origin} wrote its actions, in "
-            f"{sum(result.calls for result in every):,} calls with {tokens:,} tokens (which fit "
-            "the text)"
-        )
-    for slug, results in own.items():
-        if failures := len(results) - sum(result.is_scored for result in results):
-            counts = "are left out" if len(counted(results)) < len(results) else "count as failures"
-            yield (
-                f"{agent.slug} on {slug}: {failures} of {len(results)} are infrastructure "
-                f"failures; {counts}"
-            )
