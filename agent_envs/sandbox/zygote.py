@@ -113,11 +113,9 @@ def _leave_namespaces() -> bool:
 
 def _has_id(kind: str) -> bool:
     """Return whether `UID` exists in this user namespace."""
-    for line in Path(f"/proc/self/{kind}_map").read_text().splitlines():
-        first, _, count = map(int, line.split())
-        if first <= UID < first + count:
-            return True
-    return False
+    lines = Path(f"/proc/self/{kind}_map").read_text().splitlines()
+    ranges = (map(int, line.split()) for line in lines)
+    return any(first <= UID < first + count for first, _, count in ranges)
 
 
 def _serve(host: socket.socket, code: bytes) -> NoReturn:

@@ -5,7 +5,7 @@ rewards, no solution returns more than the shortest one, and no failure more tha
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -38,7 +38,17 @@ def play_ways(env: TextEnv, seed: int, actions: Sequence[str] = ()) -> list[Play
     if not actions or not isinstance(env.unwrapped, ToolEnv):
         return []
     ways = itertools.chain([("shortest", actions)], _ways(env, actions, seed))
-    return [Play(way, *_play(env, seed, list(turns))) for way, turns in ways]
+    plays = []
+    for way, turns in ways:
+        _, info = env.reset(seed=seed)
+        earned = 0.0
+        for action in turns:
+            _, reward, terminated, truncated, info = step(env, action)
+            earned += reward
+            if terminated or truncated:
+                break
+        plays.append(Play(way, info.get("metrics", {}).get("success") == 1, earned))
+    return plays
 
 
 def find_detour(plays: Sequence[Play]) -> str | None:
@@ -56,18 +66,6 @@ def find_detour(plays: Sequence[Play]) -> str | None:
             than = f"more than {other.way!r} with {other.earned:g}"
             return f"{play.way!r} {verb} earns {play.earned:g}, {than}"
     return None
-
-
-def _play(env: TextEnv, seed: int, actions: Iterable[str]) -> tuple[bool, float]:
-    """Return whether the task was solved, and the return."""
-    _, info = env.reset(seed=seed)
-    earned = 0.0
-    for action in actions:
-        _, reward, terminated, truncated, info = step(env, action)
-        earned += reward
-        if terminated or truncated:
-            break
-    return info.get("metrics", {}).get("success") == 1, earned
 
 
 def _ways(env: TextEnv, actions: Sequence[str], seed: int) -> Iterator[tuple[str, Sequence[str]]]:

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from agent_envs.core.tool import Tool
 from agent_envs.errors import SandboxError
 from agent_envs.sandbox import (
     Folder,
@@ -89,11 +88,6 @@ class PythonSession:
         """Isolate at `level`; the session starts with the first call."""
         self._level = level
         self._session: Session | None = None
-
-    @property
-    def tool(self) -> Tool:
-        """The tool."""
-        return Tool(self.python, timeout=None)
 
     def python(self, code: str) -> str:
         """Run Python; variables stay for the next call, and a last expression's value is shown.

@@ -7,7 +7,7 @@ from typing import Any, Final
 from agent_envs.core.lookup import require_extra
 from agent_envs.core.rewards import Progress, correct_term, format_term, noted_terms
 from agent_envs.core.tasks import Task
-from agent_envs.core.tool import ToolResult
+from agent_envs.core.tool import Tool, ToolResult
 from agent_envs.data.dataset_env import DatasetEnv
 from agent_envs.data.sources import DatasetSpec, Hub, text_field
 from agent_envs.errors import DataError
@@ -60,7 +60,7 @@ class MathEnv(DatasetEnv):
         """
         require_extra("math", type(self).__name__, "math_verify")
         self._python = PythonSession(sandbox)
-        optional = {"python": [self._python.tool]}
+        optional = {"python": [Tool(self._python.python, timeout=None)]}
         super().__init__(default_tools=[make_calculator_tool()], optional_tools=optional, **shared)
         if "python" in self.tools:
             shared_sandbox(sandbox)  # fails now, not in the middle of an episode
