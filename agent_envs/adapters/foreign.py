@@ -72,7 +72,10 @@ class ForeignEnv(RestorableEnv):
     ) -> tuple[str, dict[str, Any]]:
         """Begin an episode."""
         super().reset(seed=seed)
-        self._task = self._choose(seed, dict(options or {}))
+        options = options or {}
+        if self.num_tasks is None and seed is not None and options.get("task") is None:
+            options = options | {"task": seed % ENDLESS}
+        self._task = choose_task(options, self)
         with self._own_random(self._task):
             self._messages = list(self.begin(self._task))
         self._return, self._num_turns, self._is_over = 0.0, 0, False
@@ -123,11 +126,6 @@ class ForeignEnv(RestorableEnv):
             finally:
                 self._random_states = _get_states()
                 _set_states(others)
-
-    def _choose(self, seed: int | None, options: dict[str, Any]) -> int:
-        if self.num_tasks is None and seed is not None and options.get("task") is None:
-            options = options | {"task": seed % ENDLESS}
-        return choose_task(options, self)
 
     def _info(self) -> dict[str, Any]:
         messages = [message.copy() for message in self._messages]

@@ -85,7 +85,7 @@ class SkyRLGymEnv(ForeignEnv):
         super().__init__(env_id)
         if not rows or not all(row.get("prompt") for row in rows):
             raise ConfigurationError("rows= need a 'prompt' each, a list of messages.")
-        self._env_id, self._rows, self._env_config = env_id, rows, env_config
+        self._rows, self._env_config = rows, env_config
         self.num_tasks = len(rows)
         self._env: Any = None
 
@@ -94,7 +94,7 @@ class SkyRLGymEnv(ForeignEnv):
         self.close()
         row = dict(self._rows[task])
         prompt = [dict(message) for message in row.pop("prompt")]
-        self._env = skyrl_gym.make(self._env_id, env_config=self._env_config, extras=row)
+        self._env = skyrl_gym.make(self._name, env_config=self._env_config, extras=row)
         return list(self._env.init(prompt)[0])
 
     def act(self, action: str) -> Reply:

@@ -11,7 +11,7 @@ import contextlib
 import os
 import secrets
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any
 
 import openai
 import pydantic
@@ -22,8 +22,6 @@ from agent_envs.errors import ConfigurationError, RolloutError
 from agent_envs.formats.openai_format import FunctionCall
 
 __all__ = ["GymnasiumHarness", "GymnasiumTaskset", "environment_program"]
-
-_DONE: Final = vf.ProgramResult(exit_code=0, stdout="", stderr="")
 
 
 class GymnasiumTasksetConfig(vf.TasksetConfig):
@@ -120,7 +118,7 @@ class GymnasiumHarness(vf.Harness[vf.HarnessConfig]):
                 await _run(episode, client, ctx.model, trace)
         if episode.truncated and not episode.terminated:
             trace.stop("max_turns")
-        return _DONE
+        return vf.ProgramResult(exit_code=0, stdout="", stderr="")
 
 
 async def _run(

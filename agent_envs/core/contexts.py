@@ -175,11 +175,7 @@ def make_context(context: ContextChoice) -> ContextPolicy:
     """
     if callable(context):
         return context
-    if not isinstance(context, str | Mapping):
-        raise ConfigurationError(
-            f"context= takes a name, a mapping or a callable, not {context!r}."
-        )
-    options = {"name": context} if isinstance(context, str) else dict(context)
+    options = dict(context) if isinstance(context, Mapping) else {"name": context}
     name = options.pop("name", "")
     for option in {"turns", "tokens"} & options.keys():
         if not isinstance(value := options[option], int) or value < 1:

@@ -36,10 +36,9 @@ def choose_task(options: Mapping[str, Any], env: Any) -> int:
     limit = ENDLESS if env.num_tasks is None else env.num_tasks
     if (number := options.get("task")) is None:
         return int(env.np_random.integers(limit))
-    if isinstance(number, bool) or not hasattr(number, "__index__"):
-        raise ConfigurationError(f"options['task'] must be an integer, not {number!r}.")
-    if not 0 <= number < limit:
-        raise ConfigurationError(f"There is no task {number}: tasks are 0 to {limit - 1}.")
+    is_number = hasattr(number, "__index__") and not isinstance(number, bool)
+    if not is_number or not 0 <= number < limit:
+        raise ConfigurationError(f"There is no task {number!r}: tasks are 0 to {limit - 1}.")
     return int(number)
 
 

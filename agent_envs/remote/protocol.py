@@ -10,7 +10,6 @@ import json
 from typing import Any, Final
 
 import gymnasium as gym
-import numpy as np
 import pydantic
 
 from agent_envs import errors
@@ -92,10 +91,4 @@ def read_message(text: str) -> tuple[str, Any]:
 
 def write_message(kind: str, data: dict[str, Any]) -> str:
     """Return a message, as ASCII so that any text is transmitted unchanged."""
-    return json.dumps({"type": kind, "data": data}, default=_numpy_as_json)
-
-
-def _numpy_as_json(value: Any) -> Any:
-    if isinstance(value, np.generic | np.ndarray):
-        return value.tolist()
-    raise TypeError(f"a {type(value).__name__} is not JSON")
+    return json.dumps({"type": kind, "data": data}, default=lambda array: array.tolist())
