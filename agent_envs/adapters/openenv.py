@@ -48,7 +48,10 @@ class OpenEnvEnv(ForeignEnv):
     def act(self, action: str) -> Reply:
         """Take one model turn."""
         try:
-            parsed = self._parse(action)
+            if self._text_field is None:
+                parsed = self._action_class.model_validate_json(action)
+            else:
+                parsed = self._action_class(**{self._text_field: action})
         except pydantic.ValidationError as error:
             first = error.errors(include_url=False, include_context=False)[0]
             place = ".".join(map(str, first["loc"]))
@@ -62,11 +65,6 @@ class OpenEnvEnv(ForeignEnv):
     def close(self) -> None:
         """Close the environment."""
         self._env.close()
-
-    def _parse(self, action: str) -> Action:
-        if self._text_field is not None:
-            return self._action_class(**{self._text_field: action})
-        return self._action_class.model_validate_json(action)
 
 
 def _show(observation: Observation) -> str:

@@ -140,10 +140,7 @@ class Summary:
         messages = [*_with_summary(task, summary), *(m for turn in past for m in turn)]
         key = tuple(text for message in messages for text in (message["role"], message["content"]))
         if key not in history.summaries:
-            written = resolve(self.summarise([message.copy() for message in messages]))
-            if not isinstance(written, str):
-                said = f"summarise of the context 'summary' returned {reprlib.repr(written)}"
-                raise TypeError(f"{said}; it must return a text.")
+            written: str = resolve(self.summarise([message.copy() for message in messages]))
             history.summaries[key] = written.strip()
         return history.summaries[key]
 
@@ -239,31 +236,28 @@ class Conversation:
 
     def view(self, policy: ContextPolicy, count_tokens: TokenCounter, pinned: str = "") -> View:
         """Return the state that a policy selects; none drops `pinned`, below the question."""
-        initial = self._initial
-        if pinned:
-            *system, question = initial
-            initial = (*system, {**question, "content": f"{question['content']}\n\n{pinned}"})
-        turns = tuple(self._turns)
+        initial, turns = _below_question(self._initial, pinned), tuple(self._turns)
         history = History(initial, turns, count_tokens, self._initial, self._summaries)
         return make_view(policy, history)
 
 
-def _with_summary(initial: Sequence[Message], summary: str) -> list[Message]:
-    """Put a summary below the question: templates require that users and models alternate."""
-    if not summary:
-        return list(initial)
+def _with_summary(initial: tuple[Message, ...], summary: str) -> tuple[Message, ...]:
+    return _below_question(initial, summary and SUMMARY_TEXT.format(summary=summary))
+
+
+def _below_question(initial: tuple[Message, ...], text: str) -> tuple[Message, ...]:
+    """Add a text to the question: templates require that users and models alternate."""
+    if not text:
+        return initial
     *first, question = initial
-    text = SUMMARY_TEXT.format(summary=summary)
-    return [*first, {**question, "content": f"{question['content']}\n\n{text}"}]
+    return (*first, {**question, "content": f"{question['content']}\n\n{text}"})
 
 
 def _shorten(turn: list[Message]) -> int:
     """Replace the replies of the environment in `turn`; return how many."""
-    long = [
-        i
-        for i, message in enumerate(turn)
-        if message["role"] != "assistant" and len(message["content"]) > len(SHORTENED_TEXT)
-    ]
-    for i in long:
-        turn[i] = {**turn[i], "content": SHORTENED_TEXT}
-    return len(long)
+    num_shortened = 0
+    for i, message in enumerate(turn):
+        if message["role"] != "assistant" and len(message["content"]) > len(SHORTENED_TEXT):
+            turn[i] = {**message, "content": SHORTENED_TEXT}
+            num_shortened += 1
+    return num_shortened

@@ -3,6 +3,7 @@
 A wrong name is an error that suggests the nearest one.
 """
 
+import contextlib
 import difflib
 import importlib.util
 import pkgutil
@@ -41,16 +42,13 @@ def lookup_or_import(table: Mapping[str, T], name: str, *, kind: str) -> T:
 def import_path(thing: Any, *, kind: str) -> str:
     """Return the import path of a function or class; a ConfigurationError if it has none."""
     path = f"{getattr(thing, '__module__', '')}:{getattr(thing, '__qualname__', '')}"
-    try:
-        is_there = lookup_or_import({}, path, kind=kind) is thing
-    except UnknownNameError:
-        is_there = False
-    if not is_there:
-        raise ConfigurationError(
-            f"The {kind} {thing!r} has no import path, so no checkpoint and no other process could "
-            "name it. Give it a name at the top level of a module, and pass it, or 'module:name'."
-        )
-    return path
+    with contextlib.suppress(UnknownNameError):
+        if lookup_or_import({}, path, kind=kind) is thing:
+            return path
+    raise ConfigurationError(
+        f"The {kind} {thing!r} has no import path, so no checkpoint and no other process could "
+        "name it. Give it a name at the top level of a module, and pass it, or 'module:name'."
+    )
 
 
 def require_extra(extra: str, needed_for: str, *modules: str) -> None:
