@@ -241,10 +241,7 @@ def _describe(env: TextEnv, *, with_reference: bool) -> dict[str, Any]:
     """Return the description of a served environment for its clients."""
     base: Any = env.unwrapped
     if not isinstance(base, ToolEnv):
-        raise ConfigurationError(
-            f"{type(base).__name__} is not an environment with tools (a ToolEnv), so its clients "
-            "would not know the format of its actions."
-        )
+        raise ConfigurationError(f"{type(base).__name__} is not an environment with tools.")
     # Without paths, which differ between machines with the same data.
     kwargs = dict(env.spec.kwargs) if env.spec else {}
     arguments = {name: value for name, value in kwargs.items() if "/" not in str(value)}

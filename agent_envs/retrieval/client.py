@@ -4,7 +4,6 @@ r"""A retriever behind a server that speaks Search-R1's protocol.
 [[{"document": {"contents": "title\ntext"}, "score": float}]]}`` (Search-R1, arXiv 2503.09516).
 """
 
-import functools
 import json
 import logging
 import math
@@ -66,17 +65,16 @@ class RetrievalClient:
         import httpx
 
         text = query.encode("utf-8", "replace").decode()  # JSON has no half of a surrogate pair
-        ask = functools.partial(
-            self._ask, {"queries": [text], "topk": top_k, "return_scores": True}
-        )
+        body = {"queries": [text], "topk": top_k, "return_scores": True}
         deadline = time.monotonic() + self._timeout_seconds
         while True:
             try:
                 # httpx limits the wait for each piece only, and a server may send many
-                return _read_hits(call_with_deadline(ask, self._timeout_seconds / 2), top_k)
+                answer = call_with_deadline(lambda: self._ask(body), self._timeout_seconds / 2)
+                return _read_hits(answer, top_k)
             except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, ValueError) as error:
-                answer = getattr(error, "response", None)
-                if answer is not None and answer.status_code in _FINAL_STATUSES:
+                response = getattr(error, "response", None)
+                if response is not None and response.status_code in _FINAL_STATUSES:
                     raise ToolError(REFUSED_TEXT) from error
                 if time.monotonic() + _PAUSE_SECONDS >= deadline:
                     logging.getLogger(__name__).warning("%s: %s", self.url, error)
