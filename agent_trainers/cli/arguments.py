@@ -44,13 +44,7 @@ SHOWN: Final = (
 class CommandParser(HfArgumentParser):  # type: ignore[misc] # transformers is untyped
     """`HfArgumentParser` with YAML defaults, errors of two lines, and a help without TRL's rest."""
 
-    def __init__(
-        self,
-        kinds: Sequence[type],
-        *,
-        program: str,
-        description: str = "",
-    ) -> None:
+    def __init__(self, kinds: Sequence[type], *, program: str, description: str = "") -> None:
         """Make options of dataclasses; ``--help`` shows ours and `SHOWN` of TRL's."""
         super().__init__(
             kinds, prog=program, description=description, allow_abbrev=False,

@@ -44,12 +44,7 @@ from agent_trainers.recipes import find_turn_length
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.evaluation import Evaluation, evaluate, plan_samples
 from agent_trainers.trainers.config import fast_precision
-from agent_trainers.trajectory import (
-    Trajectory,
-    check_kind,
-    load_trajectories,
-    save_trajectories,
-)
+from agent_trainers.trajectory import Trajectory, check_kind, load_trajectories, save_trajectories
 
 PROGRAM: Final = "agent-r1-eval"
 TASKS_PER_PORTION: Final = 16

@@ -36,12 +36,7 @@ from agent_envs.errors import ConfigurationError
 from agent_trainers.batching.rows import make_rows
 from agent_trainers.checkpointing.checkpoints import check_writable
 from agent_trainers.cli.arguments import check_range, run_command
-from agent_trainers.cli.environments import (
-    Environment,
-    first_tasks,
-    hold_out,
-    inspect_environment,
-)
+from agent_trainers.cli.environments import Environment, first_tasks, hold_out, inspect_environment
 from agent_trainers.policies import Policy
 from agent_trainers.policies.local import transformers_policy
 from agent_trainers.policies.policy import Schemas

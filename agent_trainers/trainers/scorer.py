@@ -20,11 +20,7 @@ from agent_trainers.algorithms.losses import (
     kl_divergence,
 )
 from agent_trainers.batching.distributed import ProcessGroup
-from agent_trainers.batching.micro_batch import (
-    MicroBatch,
-    select_rows,
-    split_into_micro_batches,
-)
+from agent_trainers.batching.micro_batch import MicroBatch, select_rows, split_into_micro_batches
 from agent_trainers.batching.shared_prefix import (
     TokenScores,
     can_share,
