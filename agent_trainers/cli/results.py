@@ -31,7 +31,6 @@ from agent_trainers.monitoring.trajectory_samples import (
     Mark,
     TrajectorySample,
     choose,
-    save_samples,
     state_change,
     trained_samples,
 )
@@ -73,7 +72,8 @@ class SampleCollector(TrainerCallback):  # type: ignore[misc]
         self._sample(record, f"training, step {step}", new_logprobs=trainer.current_logprobs())
         if trainer.accelerator.is_main_process:
             folder = Path(trainer.args.output_dir) / "trajectories"
-            save_samples(folder / f"step_{step:06d}.jsonl.gz", self._batches[-1])
+            played = [sample.trajectory for sample in self._batches[-1]]
+            save_trajectories(folder / f"step_{step:06d}.jsonl.gz", played)
             self.write_page()
 
     def collect_evaluated(self, label: str) -> None:

@@ -43,28 +43,24 @@ class EnvironmentRolloutWorker:
         num_generations: int = 8,
         num_groups_at_once: int = 4,
         advantage_estimator: str = "grpo_step",
-        seed: int = 0,
     ) -> None:
         """Create the worker of `tasks`, repeated in this order; `start` starts its thread.
 
         `policy` is a `VLLMServerPolicy` on the server that receives the trainer's weights, and
         `advantage_estimator` one without a critic, for the groups that are collected at once.
         """
-        self._make_env, self._policy = make_env, policy
-        self._tasks, self._num_generations, self._seed = list(tasks), num_generations, seed
-        self._num_groups, self._estimator = num_groups_at_once, advantage_estimator
+        self._make_env, self._policy, self._tasks = make_env, policy, list(tasks)
+        self._num_generations, self._num_groups = num_generations, num_groups_at_once
+        self._estimator = advantage_estimator
         self.rollout_buffer: queue.Queue[RolloutSample] = queue.Queue(_MAX_QUEUED_STEPS)
         """Rows for the trainer."""
         self.metrics_queue: queue.Queue[dict[str, Any]] = queue.Queue()
         """Empty, because the metrics are those of the rows."""
         self._thread = threading.Thread(target=self._run, daemon=True)
+        self.start = self._thread.start
         self._model_version = 0
         self._stopping = threading.Event()
         self._error: str | None = None
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
 
     def stop(self) -> None:
         """Stop after the current groups, waiting a limited time."""
@@ -84,32 +80,31 @@ class EnvironmentRolloutWorker:
     def _run(self) -> None:
         try:
             with contextlib.closing(Rollout(self._make_env, self._policy)) as rollout:
-                for number in itertools.count():
+                for first in itertools.count(step=self._num_groups):
+                    for sample in self._collect(rollout, range(first, first + self._num_groups)):
+                        self._put(sample)
                     if self._stopping.is_set():
                         return
-                    self._collect(rollout, number * self._num_groups)
         except Exception:  # noqa: BLE001 - the trainer calls check_health
             self._error = traceback.format_exc()
 
-    def _collect(self, rollout: Rollout, first: int) -> None:
+    def _collect(self, rollout: Rollout, groups: Sequence[int]) -> "list[RolloutSample]":
         version = self._model_version
-        groups = range(first, first + self._num_groups)
-        specs = [self._spec(group, i) for group in groups for i in range(self._num_generations)]
+        specs = [
+            EpisodeSpec(
+                task=self._tasks[group % len(self._tasks)],
+                seed=group,
+                group_id=str(group),
+                rng=np.random.default_rng([group, member]),
+            )
+            for group in groups
+            for member in range(self._num_generations)
+        ]
         trajectories = rollout.collect(specs)
         if all(t.stop_reason is StopReason.POLICY_ERROR for t in trajectories):
             raise RuntimeError(trajectories[0].error)
-        advantages = estimate(self._estimator, trajectories)
-        for trajectory, values in zip(trajectories, advantages, strict=True):
-            for sample in step_samples(trajectory, values, model_version=version):
-                self._put(sample)
-
-    def _spec(self, group: int, member: int) -> EpisodeSpec:
-        return EpisodeSpec(
-            task=self._tasks[group % len(self._tasks)],
-            seed=int(np.random.SeedSequence([self._seed, group]).generate_state(1)[0]),
-            group_id=str(group),
-            rng=np.random.default_rng([self._seed, group, member]),
-        )
+        advantages = zip(trajectories, estimate(self._estimator, trajectories), strict=True)
+        return [s for t, values in advantages for s in step_samples(t, values, version)]
 
     def _put(self, sample: "RolloutSample") -> None:
         """Queue a row, waiting while the queue is full."""
@@ -120,7 +115,7 @@ class EnvironmentRolloutWorker:
 
 
 def step_samples(
-    trajectory: Trajectory, advantages: Array, *, model_version: int
+    trajectory: Trajectory, advantages: Array, model_version: int
 ) -> "list[RolloutSample]":
     """Return one sample per step of an episode, with its advantage; none if it is not scorable.
 

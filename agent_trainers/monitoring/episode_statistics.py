@@ -1,16 +1,35 @@
-"""Episodes as numbers, small enough to send between processes, and the metrics of a batch."""
+"""Episodes as numbers, small enough to send between processes, and what is computed from them.
+
+That is the metrics of a batch, of each of several environments, and of failures outside the model.
+"""
 
 import hashlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
+from agent_envs.errors import RolloutError
 from agent_trainers.algorithms.roles import take_apart
 from agent_trainers.rollout.evaluation import means
 from agent_trainers.trajectory import StopReason, Trajectory
+
+REPORTED: Final = (
+    "success", "reward", "reward_std", "frac_reward_zero_std", "groups/without_variance",
+    "episodes/unscorable", "episodes/mean_turns", "completions/mean_length", "actions/invalid",
+    "rewards/", "metrics/",
+)  # fmt: skip
+"""Names, or prefixes, of the metrics of a batch that each environment reports, too."""
+EPISODE_FAULTS: Final[Mapping[StopReason, str]] = {
+    StopReason.ENVIRONMENT_ERROR: "environment_error",  # an exception or an invalid reward
+    StopReason.TIMEOUT: "environment_timeout",
+    StopReason.POLICY_ERROR: "policy_error",
+}
+TOOL_FAULTS: Final = ("tool_error", "tool_timeout")
+MAX_BATCHES: Final = 3
+"""Consecutive batches in which most episodes may fail, so that a server can restart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,3 +281,93 @@ def _share_without_variance(scored: Sequence[EpisodeSummary]) -> float:
         returns.setdefault(episode.group_id, []).append(sum(episode.rewards))
     spreads = [max(values) - min(values) for values in returns.values() if len(values) > 1]
     return sum(spread <= 1e-9 for spread in spreads) / max(1, len(spreads))
+
+
+def env_metrics(episodes: Sequence[EpisodeSummary], names: Sequence[str]) -> dict[str, float]:
+    """Return ``env/<name>/<metric>`` of each environment in a batch, and the share of each."""
+    metrics = {}
+    for name in names:
+        own = [episode for episode in episodes if episode.env == name]
+        metrics[f"env/{name}/share"] = len(own) / max(1, len(episodes))
+        found = trainer_metrics(own) if own else {}
+        metrics |= {f"env/{name}/{k}": v for k, v in found.items() if k.startswith(REPORTED)}
+    return metrics
+
+
+class EvaluatedEnvironments:
+    """Collects an evaluation of several environments over its batches."""
+
+    def __init__(
+        self, names: Sequence[str], variants: Collection[str], samples_per_task: int
+    ) -> None:
+        """Collect the environments `names`; `variants` are for evaluation only."""
+        self.names, self.variants = names, variants
+        self._samples_per_task = samples_per_task
+        self.clear()
+
+    def clear(self) -> None:
+        """Start another evaluation."""
+        self._episodes: list[EpisodeSummary] = []
+        self._counts: Counter[tuple[str, str]] = Counter()
+
+    def add(
+        self, episodes: Sequence[EpisodeSummary], outcome_terms: Collection[str]
+    ) -> dict[str, float]:
+        """Add a batch; return the metrics of the evaluation so far.
+
+        The metrics of all trained environments have their usual names; each environment has
+        ``env/<name>/...``.
+        """
+        for episode in episodes:
+            # Accelerate repeats the first tasks to fill the last batch: they count once
+            self._counts[episode.env, episode.task_id] += 1
+            if self._counts[episode.env, episode.task_id] <= self._samples_per_task:
+                self._episodes.append(episode)
+        metrics = env_metrics(self._episodes, self.names)
+        if in_domain := [e for e in self._episodes if e.env not in self.variants]:
+            metrics |= trainer_metrics(in_domain, outcome_terms)
+        return metrics
+
+
+def count_faults(episodes: Iterable[EpisodeSummary]) -> dict[str, float]:
+    """Return ``faults/<kind>``: the number of failed episodes and tool calls by kind."""
+    kinds = (*EPISODE_FAULTS.values(), *TOOL_FAULTS, "tool_result_cut")
+    counts = Counter(dict.fromkeys(kinds, 0))
+    for episode in episodes:
+        if fault := EPISODE_FAULTS.get(episode.stop_reason):
+            counts[fault] += 1
+        for name in TOOL_FAULTS:
+            counts[name] += episode.tool_errors.get(name, 0)
+        counts["tool_result_cut"] += episode.num_cut_results
+    return {f"faults/{kind}": float(counts[kind]) for kind in kinds}
+
+
+class FaultWatch:
+    """Ends a run in which most episodes fail."""
+
+    def __init__(self, max_share: float | None) -> None:
+        """Accept up to this share of failed episodes in a batch; None accepts all."""
+        self._max_share = max_share
+        self._num_batches: Counter[str] = Counter()
+
+    def check(self, mode: str, episodes: Sequence[EpisodeSummary]) -> None:
+        """Check a batch of all processes; ``"train"`` and ``"eval"`` are counted separately.
+
+        Raises:
+            RolloutError: If all failed, or most in `MAX_BATCHES` consecutive batches.
+        """
+        failed = [episode for episode in episodes if episode.stop_reason in EPISODE_FAULTS]
+        if self._max_share is None or len(failed) <= self._max_share * len(episodes):
+            self._num_batches[mode] = 0
+            return
+        self._num_batches[mode] += 1
+        if len(failed) < len(episodes) and self._num_batches[mode] < MAX_BATCHES:
+            return
+        kinds = Counter(EPISODE_FAULTS[episode.stop_reason] for episode in failed)
+        counts = ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items()))
+        first = next((e.error for e in failed if e.error), "no error was recorded")
+        raise RolloutError(
+            f"{len(failed)} of {len(episodes)} episodes failed because of errors outside the model "
+            f"({counts}). The first error:\n\n{first.rstrip()}\n\nFix it and resume from the last "
+            "checkpoint with --resume; max_fault_share sets the share that may fail."
+        )

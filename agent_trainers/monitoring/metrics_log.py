@@ -52,15 +52,8 @@ class MetricsLog(TrainerCallback):  # type: ignore[misc]
         if self._path is None:
             self._early.append(line)
             return
-        try:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(line)
-        except OSError as error:
-            raise DataError(
-                f"{self._path}: cannot be written ({error.strerror}). Check whether the output "
-                "folder was moved or deleted, or the disk is full, then resume from the last "
-                "checkpoint."
-            ) from error
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(line)
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:

@@ -3,7 +3,6 @@
 import importlib.resources
 import io
 import itertools
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +13,6 @@ from agent_envs.data.files import atomic_path, write_text
 from agent_trainers.batching.rows import Row
 from agent_trainers.monitoring.trajectory_samples import TrajectorySample, state_change
 
-_ENV_SUCCESS: Final = re.compile("(?P<eval>eval_)?env/(?P<env>[^/]+)/success")
 MAX_TOKENS_SHOWN: Final = 600
 """Largest number of tokens shown of a turn or of a part of a row."""
 
@@ -48,7 +46,7 @@ def plot_learning_curve(
     before: float | None = None,
     after: float | None = None,
 ) -> None:
-    """Write a PNG of success and return by optimiser step, also of each of several environments.
+    """Write a PNG of success and return by optimiser step.
 
     Args:
         path: File to write.
@@ -78,7 +76,6 @@ def plot_learning_curve(
             offset = (0, -18) if value > 0.5 else (0, 8)
             axes.annotate(f"{value:.1%}", (step, value), offset, textcoords="offset points",
                           ha="center", color="#15803d")  # fmt: skip
-    _plot_environments(axes, history)
     axes.set(ylabel="success, return", xlabel="optimiser step")
     axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
     axes.grid(alpha=0.25)
@@ -89,18 +86,6 @@ def plot_learning_curve(
     figure.savefig(picture)
     with atomic_path(path) as temporary:
         temporary.write_bytes(picture.getvalue())
-
-
-def _plot_environments(axes: Any, history: Sequence[Mapping[str, Any]]) -> None:
-    """Draw the success in each of several environments, dashed in evaluation."""
-    for name in dict.fromkeys(name for entry in history for name in entry):
-        if not (match := _ENV_SUCCESS.fullmatch(name)):
-            continue
-        points = [(entry["step"], entry[name]) for entry in history if entry.get(name) is not None]
-        steps, values = zip(*points, strict=True)
-        kind, style = ("evaluation", "o--") if match["eval"] else ("training", "-")
-        shown = values if match["eval"] else _smooth(values)
-        axes.plot(steps, shown, style, linewidth=1, label=f"{match['env']}, in {kind}")
 
 
 def _smooth(values: Sequence[float]) -> list[float]:

@@ -1,12 +1,10 @@
 """Sample trajectories with the numbers of their training: tokens, rows, advantages."""
 
-import dataclasses
 import difflib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +13,7 @@ import numpy.typing as npt
 from agent_envs.core.messages import Message
 from agent_trainers.batching.rows import Row
 from agent_trainers.monitoring.episode_statistics import EpisodeSummary
-from agent_trainers.trajectory import Trajectory, Transition, save_trajectories
+from agent_trainers.trajectory import Trajectory, Transition
 
 Floats = npt.NDArray[np.float32]
 
@@ -199,24 +197,3 @@ def _action_message(previous: Transition, after: Sequence[Message]) -> Message:
 
 def _key(message: Message) -> str:
     return json.dumps(message, sort_keys=True, default=str)
-
-
-def save_samples(path: str | Path, samples: Iterable[TrajectorySample]) -> None:
-    """Write samples as a trajectory file, which `load_trajectories` reads.
-
-    The ``info`` of a step also has ``training``, the fields of `StepTokens`, if it was trained on,
-    and ``signs`` of reward hacking, if there are any.
-    """
-    save_trajectories(path, map(_with_training, samples))
-
-
-def _with_training(sample: TrajectorySample) -> Trajectory:
-    transitions = []
-    for turn, transition in enumerate(sample.trajectory.transitions):
-        added: dict[str, Any] = {}
-        if sample.steps is not None:
-            added["training"] = dataclasses.asdict(sample.steps[turn])
-        if signs := [mark.sign for mark in sample.marks if mark.step in (turn, None)]:
-            added["signs"] = list(dict.fromkeys(signs))
-        transitions.append(dataclasses.replace(transition, info={**transition.info, **added}))
-    return dataclasses.replace(sample.trajectory, transitions=transitions)

@@ -25,9 +25,14 @@ from agent_trainers.algorithms.reward_schedules import reward_factors
 from agent_trainers.algorithms.roles import estimate_by_role
 from agent_trainers.batching.distributed import ProcessGroup, without_sync
 from agent_trainers.batching.micro_batch import MicroBatch
-from agent_trainers.monitoring.env_statistics import EvaluatedEnvironments, env_metrics
-from agent_trainers.monitoring.episode_statistics import EpisodeSummary, trainer_metrics
-from agent_trainers.monitoring.faults import FaultWatch, count_faults
+from agent_trainers.monitoring.episode_statistics import (
+    EpisodeSummary,
+    EvaluatedEnvironments,
+    FaultWatch,
+    count_faults,
+    env_metrics,
+    trainer_metrics,
+)
 from agent_trainers.monitoring.live_view import show_in_notebook
 from agent_trainers.monitoring.metrics_log import MetricsLog, RunningMeans, StepClock
 from agent_trainers.monitoring.trajectory_samples import BatchRecord

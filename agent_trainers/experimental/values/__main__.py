@@ -92,7 +92,7 @@ def run(arguments: Sequence[str]) -> None:
         raise ConfigurationError(f"--output_dir: {folder / RESULTS_FILE} exists.")
     rng = np.random.default_rng(options.seed)
     episodes = list(load_trajectories(options.trajectories))
-    sets = make_sets(episodes, options.target, options.gamma, rng)
+    train, choice, test = make_sets(episodes, options.target, options.gamma, rng)
     torch.manual_seed(options.seed)
     model = model_path(options)
     critic, tokenizer = CriticModel(model), load_tokenizer(model)
@@ -100,19 +100,16 @@ def run(arguments: Sequence[str]) -> None:
         critic.to(torch.accelerator.current_accelerator())
     is_tiny = critic.body.config.get_text_config().vocab_size < _TINY_VOCABULARY
     learning_rate = options.learning_rate or (1e-3 if is_tiny else 1e-5)
-    epochs = fit(critic, sets, epochs=options.epochs, learning_rate=learning_rate, rng=rng)
+    epochs = fit(critic, train, choice, epochs=options.epochs, learning_rate=learning_rate, rng=rng)
     errors = list(tqdm(epochs, total=options.epochs, desc="training", unit="epoch"))
-    measured = measure(critic, sets.test)
+    measured = measure(critic, test)
     critic.body.config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     save_critic(critic.cpu(), folder)
-    results = {"num_episodes": len(episodes), "errors": errors, "reliability": measured._asdict()}
+    results = {"num_episodes": len(episodes), "errors": errors, "reliability": measured}
     write_json(folder / RESULTS_FILE, dataclasses.asdict(options) | results)
-    notify(
-        f"Held-out tasks: squared error {measured.mean_squared_error:.3f} (of the mean "
-        f"{measured.mean_squared_error_of_mean:.3f}), correlation {measured.correlation:.3f}, "
-        f"calibration error {measured.calibration_error:.3f}"
-    )
+    figures = ", ".join(f"{name} {value:.3f}" for name, value in measured.items())
+    notify(f"Held-out tasks: {figures}")
     notify(f"Choose with it: python -m agent_trainers.experimental.search FILE --value {folder}")
     notify(f"Initialise PPO with it: agent-r1-train --algorithm step_ppo --critic_model {folder}")
 
@@ -125,28 +122,6 @@ class Example(NamedTuple):
     """Positions of the last token of each state and of each action."""
     outcomes: list[float]
     """Their labels."""
-
-
-class ExampleSets(NamedTuple):
-    """Examples of disjoint sets of tasks."""
-
-    train: list[Example]
-    choice: list[Example]
-    test: list[Example]
-
-
-class Reliability(NamedTuple):
-    """Agreement of predictions with observed outcomes, in the unit of the outcomes."""
-
-    calibration_error: float
-    """Expected calibration error over bins of equal size (Naeini et al., AAAI 2015;
-    arXiv:1909.10155)."""
-    mean_squared_error: float
-    """Includes the noise of the outcomes."""
-    mean_squared_error_of_mean: float
-    """Error of the constant prediction of the mean."""
-    correlation: float
-    """NaN if predictions or outcomes are constant."""
 
 
 def make_examples(trajectory: Trajectory, target: str, gamma: float) -> list[Example]:
@@ -174,8 +149,8 @@ def make_examples(trajectory: Trajectory, target: str, gamma: float) -> list[Exa
 
 def make_sets(
     trajectories: Sequence[Trajectory], target: str, gamma: float, rng: np.random.Generator
-) -> ExampleSets:
-    """Make examples of episodes and branches, split by task."""
+) -> list[list[Example]]:
+    """Return the examples of disjoint sets of tasks: training, choice of the epoch, and test."""
     by_task: dict[str, list[Example]] = {}
     for trajectory in trajectories:
         if trajectory.is_scorable:
@@ -189,18 +164,19 @@ def make_sets(
             "sets. Collect more tasks."
         )
     splits = order[: -2 * held_out], order[-2 * held_out : -held_out], order[-held_out:]
-    return ExampleSets(*([e for name in names for e in by_task[name]] for names in splits))
+    return [[e for name in names for e in by_task[name]] for names in splits]
 
 
 def fit(
     critic: CriticModel,
-    sets: ExampleSets,
+    examples: Sequence[Example],
+    choice: Sequence[Example],
     *,
     epochs: int,
     learning_rate: float,
     rng: np.random.Generator,
 ) -> Iterator[float]:
-    """Train a critic and restore the weights of its best epoch on the set of choice.
+    """Train a critic on `examples` and restore the weights of its best epoch on `choice`.
 
     Yields the mean squared error of each epoch on that set.
     """
@@ -208,15 +184,15 @@ def fit(
     optimizer = torch.optim.AdamW(critic.parameters(), lr=learning_rate, weight_decay=0.0)
     head = critic.head.linear
     if not (bool(head.weight.any()) or bool(head.bias.any())):  # it predicts the mean at first
-        outcomes = [outcome for example in sets.train for outcome in example.outcomes]
+        outcomes = [outcome for example in examples for outcome in example.outcomes]
         nn.init.constant_(head.bias, float(np.mean(outcomes)))
-    num_steps = epochs * -(-len(sets.train) // ROWS_PER_STEP)
+    num_steps = epochs * -(-len(examples) // ROWS_PER_STEP)
     schedule = get_linear_schedule_with_warmup(optimizer, round(_WARMUP * num_steps), num_steps)
     best, best_state = float("inf"), critic.state_dict()
     for _ in range(epochs):
-        order = rng.permutation(len(sets.train))
+        order = rng.permutation(len(examples))
         for start in range(0, len(order), ROWS_PER_STEP):
-            batch = [sets.train[i] for i in order[start : start + ROWS_PER_STEP]]
+            batch = [examples[i] for i in order[start : start + ROWS_PER_STEP]]
             num_labels = sum(len(example.outcomes) for example in batch)
             for values, labels in _values(critic, batch):
                 torch.autograd.backward(((values - labels) ** 2).sum() / num_labels)
@@ -224,7 +200,7 @@ def fit(
             optimizer.step()
             optimizer.zero_grad()
             schedule.step()
-        error = measure(critic, sets.choice).mean_squared_error
+        error = measure(critic, choice)["mean_squared_error"]
         if error < best:
             best = error
             best_state = {name: value.clone() for name, value in critic.state_dict().items()}
@@ -233,23 +209,28 @@ def fit(
 
 
 @torch.no_grad()
-def measure(critic: CriticModel, examples: Sequence[Example]) -> Reliability:
+def measure(critic: CriticModel, examples: Sequence[Example]) -> dict[str, float]:
     """Return the reliability of the values of states, and of actions in them."""
     batches = [torch.stack(batch).cpu() for batch in _values(critic, examples)]
     return reliability(*torch.cat(batches, dim=1).tolist())
 
 
-def reliability(predicted: Sequence[float], observed: Sequence[float]) -> Reliability:
-    """Compare predictions with outcomes, (N,) each."""
+def reliability(predicted: Sequence[float], observed: Sequence[float]) -> dict[str, float]:
+    """Return the agreement of predictions with outcomes, (N,) each, in the outcomes' unit.
+
+    The expected calibration error is over bins of equal size (Naeini et al., AAAI 2015;
+    arXiv:1909.10155); the squared error of the mean is that of this constant prediction; the
+    correlation is NaN if predictions or outcomes are constant.
+    """
     p, y = np.asarray(predicted, np.float64), np.asarray(observed, np.float64)
     bins = np.array_split(np.argsort(p, kind="stable"), NUM_BINS)
     varies = min(p.std(), y.std()) > 1e-9
-    return Reliability(
-        calibration_error=sum(abs(float((p[one] - y[one]).sum())) for one in bins) / len(p),
-        mean_squared_error=float(np.mean((p - y) ** 2)),
-        mean_squared_error_of_mean=float(np.var(y)),
-        correlation=float(np.corrcoef(p, y)[0, 1]) if varies else np.nan,
-    )
+    return {
+        "calibration_error": sum(abs(float((p[one] - y[one]).sum())) for one in bins) / len(p),
+        "mean_squared_error": float(np.mean((p - y) ** 2)),
+        "mean_squared_error_of_mean": float(np.var(y)),
+        "correlation": float(np.corrcoef(p, y)[0, 1]) if varies else np.nan,
+    }
 
 
 def _values(

@@ -60,11 +60,9 @@ def test_a_sample_that_failed_after_its_first_step_is_shown_without_advantages(c
     assert collected.samples[1].steps[0].advantages == [0.5]
     page = (tmp_path / "trajectories.html").read_text(encoding="utf-8")
     assert "the site is down" in page
+    assert collected.samples[1].steps[0].ratios == pytest.approx([2.0])
     saved = load_trajectories(tmp_path / "trajectories" / "step_000001.jsonl.gz")
-    untrained, trained = (each.transitions[0].info for each in saved)
-    assert "training" not in untrained
-    assert trained["training"]["advantages"] == [0.5]
-    assert trained["training"]["ratios"] == pytest.approx([2.0])
+    assert [each.error for each in saved] == ["RuntimeError: the site is down", None]
 
 
 def test_samples_are_of_some_steps_and_the_page_has_the_first_and_the_newest(collector, tmp_path):

@@ -73,7 +73,7 @@ def test_every_step_is_a_sample_with_its_own_advantage(policy):
     assert len({tuple(step.action for step in t.transitions) for t in trajectories}) > 1
     advantages = estimate("grpo_step", trajectories)
     for trajectory, values in zip(trajectories, advantages, strict=True):
-        samples = step_samples(trajectory, values, model_version=2)
+        samples = step_samples(trajectory, values, 2)
         assert [sample.advantage for sample in samples] == values.tolist()
         for sample, step in zip(samples, trajectory.transitions, strict=True):
             assert sample.input_ids.tolist() == [*step.prompt_ids, *step.completion_ids]

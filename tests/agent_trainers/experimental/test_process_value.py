@@ -17,7 +17,6 @@ from agent_trainers.experimental.values import __main__ as value_command
 from agent_trainers.experimental.values import process_value
 from agent_trainers.experimental.values.__main__ import (
     Example,
-    ExampleSets,
     fit,
     make_examples,
     make_sets,
@@ -100,13 +99,14 @@ def examples(labels):
     ]
 
 
-def fitted(critic, sets, epochs, learning_rate=1e-2):
+def fitted(critic, train, choice, epochs, learning_rate=1e-2):
     rng = np.random.default_rng(0)
-    return list(fit(critic, sets, epochs=epochs, learning_rate=learning_rate, rng=rng))
+    return list(fit(critic, train, choice, epochs=epochs, learning_rate=learning_rate, rng=rng))
 
 
 def test_a_critic_learns_what_actions_come_to(critic):
-    errors = fitted(critic, ExampleSets(*[examples({20: 0.0, 21: 1.0, 22: 0.2})] * 3), 40)
+    learned = examples({20: 0.0, 21: 1.0, 22: 0.2})
+    errors = fitted(critic, learned, learned, 40)
     # half of all labels are the state's, whose variance of 0.25 nothing explains
     assert min(errors) == pytest.approx(0.125, abs=0.02)
 
@@ -114,33 +114,33 @@ def test_a_critic_learns_what_actions_come_to(critic):
 def test_a_critic_that_knows_nothing_begins_at_the_mean_outcome(tiny_policy):
     found = [Example([i], [0], [outcome]) for i, outcome in enumerate([1.0, 0.0, 1.0, 1.0])]
     fresh = CriticModel(tiny_policy)
-    fitted(fresh, ExampleSets(found, found, found), 1, 1e-12)
+    fitted(fresh, found, found, 1, 1e-12)
     with torch.no_grad():
         assert fresh.head.linear.bias.item() == pytest.approx(0.75)  # three of four
 
 
 def test_the_weights_of_the_best_epoch_are_kept(critic):
     # what is measured on is the opposite of what is trained on: every epoch makes it worse
-    sets = ExampleSets(examples({20: 0.0, 21: 9.0}), examples({20: 9.0, 21: 0.0}), [])
-    errors = fitted(critic, sets, 6)
-    (kept,) = fitted(critic, sets, 1, 0.0)
+    sets = examples({20: 0.0, 21: 9.0}), examples({20: 9.0, 21: 0.0})
+    errors = fitted(critic, *sets, 6)
+    (kept,) = fitted(critic, *sets, 1, 0.0)
     assert kept == pytest.approx(min(errors), rel=1e-4)
 
 
 def test_the_calibration_error_is_the_distance_of_bins_from_what_came_true():
     # ten bins of equal size: what is given 0.2 comes true in 0.5 of the cases, 0.8 in 0.9
     found = reliability([0.2] * 5 + [0.8] * 5, [0.5] * 5 + [0.9] * 5)
-    assert found.calibration_error == pytest.approx((0.3 + 0.1) / 2)
-    assert found.mean_squared_error == pytest.approx((0.09 + 0.01) / 2)
-    assert found.mean_squared_error_of_mean == pytest.approx(0.04)
-    assert found.correlation == pytest.approx(1.0)
-    assert np.isnan(reliability([0.5, 0.5], [0.0, 1.0]).correlation)
+    assert found["calibration_error"] == pytest.approx((0.3 + 0.1) / 2)
+    assert found["mean_squared_error"] == pytest.approx((0.09 + 0.01) / 2)
+    assert found["mean_squared_error_of_mean"] == pytest.approx(0.04)
+    assert found["correlation"] == pytest.approx(1.0)
+    assert np.isnan(reliability([0.5, 0.5], [0.0, 1.0])["correlation"])
     # errors of both signs within a bin cancel
     chances = np.random.default_rng(0).random(20_000)
     came_true = np.random.default_rng(1).random(20_000) < chances
     found = reliability(chances, came_true)
-    assert found.calibration_error < 0.02
-    assert found.mean_squared_error == pytest.approx(1 / 6, abs=0.01)  # E[p * (1 - p)]
+    assert found["calibration_error"] < 0.02
+    assert found["mean_squared_error"] == pytest.approx(1 / 6, abs=0.01)  # E[p * (1 - p)]
 
 
 def test_a_saved_value_is_the_same_when_it_is_loaded(folder, critic, tokenizer, tiny_policy):

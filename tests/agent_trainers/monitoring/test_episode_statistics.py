@@ -2,8 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from agent_trainers.monitoring.episode_statistics import summarise, trainer_metrics
-from agent_trainers.monitoring.faults import count_faults
+from agent_trainers.monitoring.episode_statistics import count_faults, summarise, trainer_metrics
 from agent_trainers.trajectory import StopReason
 from tests.agent_trainers.made import trajectory, transition
 

@@ -1,8 +1,7 @@
 import pytest
 
 from agent_envs.errors import RolloutError
-from agent_trainers.monitoring.episode_statistics import summarise
-from agent_trainers.monitoring.faults import FaultWatch
+from agent_trainers.monitoring.episode_statistics import FaultWatch, summarise
 from agent_trainers.trajectory import StopReason
 from tests.agent_trainers.made import trajectory
 

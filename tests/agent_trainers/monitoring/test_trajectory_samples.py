@@ -8,15 +8,10 @@ from agent_trainers.batching.collate import collate
 from agent_trainers.batching.rows import make_rows
 from agent_trainers.monitoring.trajectory_samples import (
     BatchRecord,
-    Mark,
-    TrajectorySample,
     choose,
-    save_samples,
     state_change,
     step_tokens,
-    trained_samples,
 )
-from agent_trainers.trajectory import load_trajectories
 from tests.agent_trainers.made import trajectory, transition
 
 ASK = {"role": "user", "content": "Who?"}
@@ -111,22 +106,6 @@ def test_a_turn_without_tokens_has_nothing_trained(played):
     rows = make_rows(cut)
     made = BatchRecord(trajectories=[cut], rows=rows, tensors=collate(rows, 0))
     assert step_tokens(made, 0)[2].advantages == []
-
-
-def test_samples_are_read_back_as_trajectories(record, played, tmp_path):
-    samples = trained_samples(
-        record, [0], label="x",
-        find_marks=lambda _: [Mark(sign="length", step=1, seen="long")],
-    )  # fmt: skip
-    untrained = TrajectorySample(label="x", trajectory=played)
-    save_samples(tmp_path / "step.jsonl.gz", [*samples, untrained])
-    trained, plain = load_trajectories(tmp_path / "step.jsonl.gz")
-    assert plain == played
-    first, second, third = (step.info for step in trained.transitions)
-    assert first["training"]["advantages"] == [0.0, 1.0]
-    assert first["training"]["ratios"] is None
-    assert third["training"]["fork_reason"] == "window: the last 1 turns"
-    assert (second["signs"], "signs" in first) == (["length"], False)
 
 
 def test_failures_and_successes_of_different_groups_come_first(played):

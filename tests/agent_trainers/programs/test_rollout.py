@@ -8,7 +8,7 @@ import httpx
 import numpy as np
 import pytest
 
-from agent_trainers.monitoring.faults import EPISODE_FAULTS
+from agent_trainers.monitoring.episode_statistics import EPISODE_FAULTS
 from agent_trainers.policies.policy import ScriptedPolicy
 from agent_trainers.programs import EnvironmentTools, Outcome, ProgramTasks
 from agent_trainers.rollout.episode import EpisodeSpec
