@@ -38,9 +38,7 @@ _ACTION_CHARS: Final = 48
 class DiagnoseArguments:
     """Options of the command."""
 
-    trajectories: str | None = HfArg(
-        default=None, help="File of episodes, as agent-r1-eval --trajectories writes it."
-    )
+    trajectories: str = HfArg(help="File of episodes, as agent-r1-eval --trajectories writes it.")
     env: str = HfArg(default=DEFAULT_ENV, help="Gymnasium id of their environment.")
     env_kwargs: str | None = HfArg(
         default=None, help="Its keyword arguments as JSON; by default those of agent-r1-eval."
@@ -70,8 +68,6 @@ def run(arguments: Sequence[str]) -> None:
         description="Name the step that lost each failed episode, by trying the reference actions "
         "from its states.",
     )
-    if options.trajectories is None:
-        raise ConfigurationError(f"Pass a file of episodes: {PROGRAM} trajectories.jsonl")
     path = Path(options.trajectories)
     failed = _read_failed(path)
     kwargs = evaluation_defaults(options.env)

@@ -12,11 +12,11 @@ from typing import Final
 
 from transformers.hf_argparser import HfArg
 
-from agent_envs.errors import ConfigurationError, DataError
+from agent_envs.errors import DataError
 from agent_envs.scoring.statistics import wilson_interval
 from agent_trainers.cli.arguments import parse, run_command
 from agent_trainers.experimental.diagnose import name_file
-from agent_trainers.experimental.values.process_value import ProcessValue
+from agent_trainers.experimental.values import ProcessValue
 from agent_trainers.trajectory import Trajectory, load_trajectories
 
 PROGRAM: Final = "python -m agent_trainers.experimental.search"
@@ -26,13 +26,12 @@ PROGRAM: Final = "python -m agent_trainers.experimental.search"
 class SearchArguments:
     """Options of the command."""
 
-    trajectories: str | None = HfArg(
-        default=None,
+    trajectories: str = HfArg(
         help="File of several episodes of each task, as agent-r1-eval --samples_per_task 8 "
         "--trajectories writes it.",
     )
-    value: str | None = HfArg(
-        default=None, help="Folder of a trained value of the same model, or of a run with a critic."
+    value: str = HfArg(
+        help="Folder of a trained value of the same model, or of a run with a critic."
     )
 
 
@@ -44,10 +43,6 @@ def run(arguments: Sequence[str]) -> None:
         program=PROGRAM,
         description="Choose among several attempts at each task by a learned value.",
     )
-    if options.trajectories is None or options.value is None:
-        raise ConfigurationError(
-            f"Pass a file of episodes and a value: {PROGRAM} played.jsonl --value runs/value"
-        )
     value = ProcessValue.load(options.value)
     by_task: dict[str, list[Trajectory]] = {}
     for trajectory in load_trajectories(options.trajectories):

@@ -107,8 +107,9 @@ def _setting_rows(fields: dict[str, Any], names: Sequence[str]) -> Iterator[tupl
     for name in names:
         field = fields[name]
         default = field.default
-        if default is dataclasses.MISSING:
-            default = field.default_factory()
+        if default is dataclasses.MISSING:  # None: a required option
+            is_made = field.default_factory is not dataclasses.MISSING
+            default = field.default_factory() if is_made else None
         shown = "" if default is None else f"`{getattr(default, 'value', default)!r}`"
         yield f"`{name}`", shown, field.metadata.get("help", "")
 

@@ -20,7 +20,7 @@ from agent_trainers.cli.evaluate import CollectArguments, EvaluateArguments
 from agent_trainers.cli.train import make_parser
 from agent_trainers.experimental.diagnose import DiagnoseArguments, name_file
 from agent_trainers.experimental.search import SearchArguments
-from agent_trainers.experimental.values.__main__ import ValueArguments
+from agent_trainers.experimental.values import ValueArguments
 from benchmarks.credit.__main__ import CreditArguments
 from benchmarks.papers_real.cells import PapersRealArguments
 from benchmarks.papers_table import PapersTableArguments

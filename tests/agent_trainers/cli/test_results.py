@@ -7,7 +7,7 @@ import torch
 from agent_trainers.batching.collate import collate
 from agent_trainers.batching.rows import make_rows
 from agent_trainers.cli.results import SampleCollector
-from agent_trainers.experimental.hack_watch.watch import HackWatch
+from agent_trainers.experimental.hack_watch import HackWatch
 from agent_trainers.monitoring.trajectory_samples import BatchRecord
 from agent_trainers.trajectory import StopReason, load_trajectories
 from tests.agent_trainers.made import trajectory, transition

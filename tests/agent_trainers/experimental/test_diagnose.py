@@ -176,7 +176,7 @@ def test_failed_episodes_are_named_in_table_figures_and_page(lost, capsys):
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
-    ((), "Pass a file of episodes"),
+    ((), "required: --trajectories"),
     (("missing.jsonl",), "cannot be read (No such file or directory)"),
     (("bad.jsonl",), "row 1: not a trajectory (KeyError: 'transitions')"),
     (("won.jsonl",), "none of the 1 episodes failed"),

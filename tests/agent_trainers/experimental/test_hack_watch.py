@@ -8,8 +8,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from agent_trainers.experimental.hack_watch.signs import find_marks
-from agent_trainers.experimental.hack_watch.watch import (
+from agent_trainers.experimental.hack_signs import find_marks
+from agent_trainers.experimental.hack_watch import (
     NUM_BATCHES,
     HackWatch,
     signs_of,

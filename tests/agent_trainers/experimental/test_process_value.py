@@ -12,17 +12,15 @@ import agent_envs  # noqa: F401 - registers the environments
 from agent_envs import ConfigurationError, UnknownNameError
 from agent_envs.errors import DataError
 from agent_envs.wrappers.potential_shaping import PotentialShaping
-from agent_trainers.experimental import search
-from agent_trainers.experimental.values import __main__ as value_command
-from agent_trainers.experimental.values import process_value
-from agent_trainers.experimental.values.__main__ import (
+from agent_trainers.experimental import search, values
+from agent_trainers.experimental.values import (
     Example,
+    ProcessValue,
     fit,
     make_examples,
     make_sets,
     reliability,
 )
-from agent_trainers.experimental.values.process_value import ProcessValue
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.trainers.batch_builder import build_batch
 from agent_trainers.trainers.config import StepPPOConfig
@@ -84,7 +82,7 @@ def test_a_value_does_not_depend_on_what_is_read_beside_it(critic, tokenizer, mo
     value = ProcessValue(critic, ChatRenderer(tokenizer))
     sequences = [[5, 6], [5, 6, 7, 8, 9], [9] * 30, [5, 6]]
     together = value.values(sequences)
-    monkeypatch.setattr(process_value, "MAX_TOKENS", 1)
+    monkeypatch.setattr(values, "MAX_TOKENS", 1)
     alone = [value.values([sequence])[0] for sequence in sequences]
     assert together == pytest.approx(alone, abs=1e-5)
     assert len(set(np.round(together, 4))) == 3
@@ -214,27 +212,25 @@ def test_a_value_is_trained_and_searched_with(played, tmp_path, monkeypatch, cap
     monkeypatch.chdir(tmp_path)
     save_trajectories("few.jsonl", played)
     with pytest.raises(DataError, match="tasks"):
-        value_command.run(["few.jsonl"])
+        values.run(["few.jsonl"])
     more = [dataclasses.replace(t, task_id=f"{t.task_id} {i}") for t in played for i in range(3)]
     save_trajectories("played.jsonl", more)
     command = ["played.jsonl", "--epochs", "1", "--output_dir", "run"]
-    value_command.run(command)
+    values.run(command)
     measured = json.loads((tmp_path / "run" / "value.json").read_text(encoding="utf-8"))
     assert 0 <= measured["reliability"]["calibration_error"] <= 1
     assert measured["num_episodes"] == len(more)
     with pytest.raises(ConfigurationError, match=r"value\.json exists"):
-        value_command.run(command)
+        values.run(command)
     search.run(["played.jsonl", "--value", "run"])
     lines = [line for line in capsys.readouterr().out.splitlines() if " success " in line]
     assert [line.split()[0] for line in lines] == ["sample", "best_of", "oracle_best_of"]
 
 
 @pytest.mark.parametrize(("command", "arguments", "error", "words"), [
-    (search, "played.jsonl", ConfigurationError, "Pass a file of episodes and a value"),
     (search, "played.jsonl --value nowhere", ConfigurationError, "critic.safetensors"),
-    (value_command, "", ConfigurationError, "Pass a file"),
-    (value_command, "--gamma 2", ConfigurationError, "gamma"),
-    (value_command, "--target sucess", UnknownNameError, "success"),
+    (values, "x.jsonl --gamma 2", ConfigurationError, "gamma"),
+    (values, "x.jsonl --target sucess", UnknownNameError, "success"),
 ])  # fmt: skip
 def test_wrong_options_are_refused(command, arguments, error, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from agent_trainers.experimental.hack_watch.signs import farmed_terms, find_marks
+from agent_trainers.experimental.hack_signs import farmed_terms, find_marks
 from agent_trainers.monitoring.episode_statistics import EpisodeSummary
 from agent_trainers.monitoring.trajectory_samples import Mark
 from agent_trainers.trainers.extensions import Extension

@@ -1,17 +1,21 @@
 """Train a process value: ``python -m agent_trainers.experimental.values episodes.jsonl.gz``.
 
-The value is a critic that starts as a copy of the policy's model with a value head. Every state of
-the episodes, and every action in it, has the outcome of its episode as its label. Labels are fitted
-by least squares (a proper scoring rule), so a value is an expectation on the scale of PPO's critic.
-Tasks are split into three sets: training, choice of the epoch, and test.
+A process value predicts the outcome of an episode from an intermediate state. It is a critic that
+starts as a copy of the policy's model with a value head; its folder has the format of PPO's critic,
+so it can initialise ``--critic_model``, and the folder of a run with a critic is a process value.
+
+Every state of the episodes, and every action in it, has the outcome of its episode as its label.
+Labels are fitted by least squares (a proper scoring rule), so a value is an expectation on the
+scale of PPO's critic. Tasks are split into three sets: training, choice of the epoch, and test.
 """
 
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+import gymnasium as gym
 import numpy as np
 import torch
 from torch import nn
@@ -20,18 +24,24 @@ from transformers import get_linear_schedule_with_warmup
 from transformers.hf_argparser import HfArg
 
 from agent_envs.core.lookup import lookup
+from agent_envs.core.rewards import StepEvent
 from agent_envs.data.files import write_json
 from agent_envs.errors import ConfigurationError, DataError
+from agent_trainers.batching.collate import pad_rows
+from agent_trainers.batching.micro_batch import pack
 from agent_trainers.cli.arguments import check_range, notifier, parse, run_command
 from agent_trainers.cli.model_options import model_path
 from agent_trainers.experimental.diagnose import name_file
-from agent_trainers.experimental.values.process_value import hidden_states, split_by_tokens
 from agent_trainers.policies.models import load_tokenizer
-from agent_trainers.trainers.ppo import CriticModel, save_critic
+from agent_trainers.policies.rendering import ChatRenderer
+from agent_trainers.rollout.environments import template_tools
+from agent_trainers.trainers.ppo import CRITIC_FILE, CriticModel, save_critic
 from agent_trainers.trajectory import Trajectory, load_trajectories
 
 PROGRAM: Final = "python -m agent_trainers.experimental.values"
 RESULTS_FILE: Final = "value.json"
+MAX_TOKENS: Final = 16_384
+"""Largest batch in tokens, padding included."""
 ROWS_PER_STEP: Final = 16
 """Rows per optimiser step; larger batches take too few steps to learn more than the mean."""
 NUM_BINS: Final = 10
@@ -50,8 +60,7 @@ _TARGETS: Final = {
 class ValueArguments:
     """Options of the command."""
 
-    trajectories: str | None = HfArg(
-        default=None,
+    trajectories: str = HfArg(
         help="File of episodes, as agent-r1-eval collect writes it. Generalisation depends on the "
         "number of its tasks.",
     )
@@ -85,8 +94,6 @@ def run(arguments: Sequence[str]) -> None:
     check_range(options, "in [0, 1]", lambda value: 0 <= value <= 1, "gamma")
     check_range(options, "positive", lambda value: value > 0, "learning_rate")
     lookup(_TARGETS, options.target, kind="target")
-    if options.trajectories is None:
-        raise ConfigurationError(f"Pass a file of episodes: {PROGRAM} episodes.jsonl.gz")
     folder = Path(options.output_dir)
     if (folder / RESULTS_FILE).exists():
         raise ConfigurationError(f"--output_dir: {folder / RESULTS_FILE} exists.")
@@ -243,6 +250,75 @@ def _values(
         places = [place for example in batch for place in example.places]
         values = critic.head(hidden_states(critic, [e.ids for e in batch]))[rows, places]
         yield values, values.new_tensor([o for example in batch for o in example.outcomes])
+
+
+class ProcessValue:
+    """Value of states and of actions in states, by a critic."""
+
+    def __init__(self, critic: CriticModel, renderer: ChatRenderer) -> None:
+        """Evaluate `critic` on messages rendered by `renderer`."""
+        self.critic, self.tokenizer = critic.eval(), renderer.tokenizer
+        self._renderer = renderer
+
+    @classmethod
+    def load(cls, folder: str | Path) -> "ProcessValue":
+        """Load the folder of a trained value, or of a run with a critic.
+
+        Raises:
+            ConfigurationError: If the folder has no critic.
+        """
+        if not (Path(folder) / CRITIC_FILE).is_file():
+            raise ConfigurationError(
+                f"{folder}: no {CRITIC_FILE} found. Train a value with "
+                "python -m agent_trainers.experimental.values, or pass the output folder of a run "
+                "with a critic."
+            )
+        critic = CriticModel(str(folder))
+        if torch.accelerator.is_available():
+            critic.to(torch.accelerator.current_accelerator())
+        return cls(critic, ChatRenderer(load_tokenizer(str(folder))))
+
+    @torch.no_grad()
+    def values(self, sequences: Sequence[Sequence[int]]) -> list[float]:
+        """Return the value after the last token of each sequence."""
+        found: dict[int, float] = {}
+        for numbers in split_by_tokens(sequences):
+            batch = [sequences[i] for i in numbers]
+            values = self.critic.head(hidden_states(self.critic, batch))
+            last = torch.tensor([len(sequence) - 1 for sequence in batch], device=values.device)
+            found |= zip(numbers, values.gather(1, last[:, None])[:, 0].tolist(), strict=True)
+        return [found[i] for i in range(len(sequences))]
+
+    def potential(self, env: gym.Env[str, str]) -> float:
+        """Return the value of the environment's current state, a potential for shaping."""
+        return self.values([self._state_ids(env)])[0]
+
+    def advantage(self, env: gym.Env[str, str], event: StepEvent) -> float:
+        """Return by how much the action raised the value: a reward term (arXiv:2410.08146).
+
+        Both values are of the state before the step, without the environment's reply. Unlike a
+        potential, this term changes the optimal policy.
+        """
+        state = self._state_ids(env)
+        before, after = self.values([state, [*state, *self._renderer.turn_ids(event.text)]])
+        return after - before
+
+    def _state_ids(self, env: gym.Env[str, str]) -> list[int]:
+        info: dict[str, Any] = env.unwrapped.state  # type: ignore[attr-defined]
+        return self._renderer.prompt_ids(info["messages"], template_tools(info), None)
+
+
+def hidden_states(critic: CriticModel, sequences: Sequence[Sequence[int]]) -> torch.Tensor:
+    """Return last hidden states (B, T, H) of B right-padded sequences of at most T tokens."""
+    input_ids = pad_rows(sequences).to(critic.head.linear.weight.device)
+    states: torch.Tensor = critic.body(input_ids=input_ids, use_cache=False).last_hidden_state
+    return states
+
+
+def split_by_tokens(sequences: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return the numbers of the sequences of each batch of at most `MAX_TOKENS` tokens."""
+    lengths = [len(sequence) for sequence in sequences]
+    return pack([0] * len(lengths), lengths, max_rows=len(lengths), max_tokens=MAX_TOKENS)
 
 
 if __name__ == "__main__":

@@ -1,1 +1,0 @@
-"""Process values: a critic trained on the outcomes of branches."""
