@@ -53,8 +53,9 @@ def train(program: str, name: str, *options: str) -> None:
 @functools.cache
 def solution(task: int, split: str) -> tuple[list[ParsedAction], str]:
     """Return the calls that solve a task, and its answer; for oracles."""
-    with EnvironmentTools(ENVIRONMENT, task=task, split=split) as world:
-        *calls, answer = (world.read(turn) for turn in world.reference_actions())
+    world = EnvironmentTools(ENVIRONMENT, task=task, split=split)
+    *calls, answer = (world.read(turn) for turn in world.reference_actions())
+    world.close()
     return calls, answer.answer or ""
 
 

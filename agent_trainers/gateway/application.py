@@ -52,21 +52,15 @@ _Endpoint = Callable[["Gateway", HttpRequest, Session, str], Awaitable[Response]
 
 def make_application(gateway: "Gateway") -> Starlette:
     """Return the application that turns requests into calls of the sessions of `gateway`."""
-    endpoints: dict[str, tuple[str, _Endpoint]] = {
-        "chat/completions": ("POST", _chat),
-        "responses": ("POST", _responses),
-        "models": ("GET", _models),
-    }
-    return Starlette(
-        routes=[
-            Route(
-                f"/{{session}}/v1/{path}",
-                functools.partial(_authenticated, gateway, endpoint),
-                methods=[method],
-            )
-            for path, (method, endpoint) in endpoints.items()
-        ]
-    )
+    routes = []
+    for method, path, endpoint in (
+        ("POST", "chat/completions", _chat),
+        ("POST", "responses", _responses),
+        ("GET", "models", _models),
+    ):
+        respond = functools.partial(_authenticated, gateway, endpoint)
+        routes.append(Route(f"/{{session}}/v1/{path}", respond, methods=[method]))
+    return Starlette(routes=routes)
 
 
 async def _authenticated(gateway: "Gateway", endpoint: _Endpoint, http: HttpRequest) -> Response:

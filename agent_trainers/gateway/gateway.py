@@ -19,7 +19,6 @@ from agent_trainers.trajectory import StopReason
 IDLE_SECONDS: Final = 0.05
 GATHER_SECONDS: Final = 0.02
 """How long a wave waits for more calls, as in a rollout."""
-_STOP_SECONDS: Final = 2
 _HOST: Final = "127.0.0.1"
 _PROBE_TOOL: Final = {
     "type": "function",
@@ -109,7 +108,7 @@ class Gateway:
             log_level="warning",
             proxy_headers=False,  # clients must not choose their address
             server_header=False,
-            timeout_graceful_shutdown=_STOP_SECONDS,
+            timeout_graceful_shutdown=2,
             timeout_keep_alive=60,
             ws="none",
         )

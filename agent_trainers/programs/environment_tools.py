@@ -1,7 +1,7 @@
 """Our environments for programs: their tools, tasks and rewards."""
 
 import threading
-from typing import Any, Self
+from typing import Any
 
 import agent_envs  # noqa: F401 - registers the environments
 from agent_envs.adapters.own_episode import OwnEpisode
@@ -53,12 +53,6 @@ class EnvironmentTools:
 
     def close(self) -> None:
         self._episode.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _step(self, action: str) -> str:
         with self._lock:
