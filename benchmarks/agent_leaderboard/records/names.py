@@ -69,20 +69,15 @@ def misleading_names(agents: Iterable[Any]) -> Iterator[str]:
                 continue
             other = seen.setdefault((name, skeleton(text)), agent)
             known = getattr(other, name) or ""
-            is_taken = name == "name" and other.kind != agent.kind
-            if is_taken or not is_same_name(text, known):
+            words, others = (re.findall(r"[^\W_]+", one.casefold()) for one in (text, known))
+            # Another case and other punctuation are no other name.
+            if words != others or (name == "name" and other.kind != agent.kind):
                 yield (
                     f"{where} {name!r}: {text!a} looks like {known!a}, which is on this board; "
                     "choose another name"
                 )
         if agent.url is not None and not re.match(r"https?://\S+$", agent.url):
             yield f"{where} 'url': {agent.url[:80]!a} must begin with https://"
-
-
-def is_same_name(one: str, other: str) -> bool:
-    """Return whether names differ at most in case and punctuation."""
-    first, second = (re.findall(r"[^\W_]+", text.casefold()) for text in (one, other))
-    return first == second
 
 
 def _scripts(word: str) -> set[str]:

@@ -103,7 +103,8 @@ def summarise(run: Run) -> Board:
         for cell, results in run.results.items()
         if results
     }
-    for slug in (record.slug for record in manifest.environments):
+    slugs = [record.slug for record in manifest.environments]
+    for slug in slugs:
         own = {agent.slug: cells[slug, agent.slug] for agent in manifest.agents
                if (slug, agent.slug) in cells and not is_upper_bound(agent)}  # fmt: skip
         ranks = ranks_with_ties({agent: cell["scores"] for agent, cell in own.items()})
@@ -118,18 +119,15 @@ def summarise(run: Run) -> Board:
         single[agent] = [cells[slug, agent]["success"] for slug in plain] if is_whole else []
     return Board(
         run=run,
-        cells=dict(sorted(cells.items(), key=lambda item: _order(manifest, *item))),
+        cells=dict(sorted(cells.items(), key=lambda item: (
+            slugs.index(item[0][0]), item[1]["rank"] or math.inf, -item[1]["success"].mean, item[0]
+        ))),
         marks={one.slug: measure_mark(manifest, one) for one in manifest.environments},
         overall={a: mean_of_shares(own) if own else None for a, own in single.items()},
         elsewhere={
             a: random_effects_mean(own) if len(own) > 1 else None for a, own in single.items()
         },
-    )
-
-
-def _order(manifest: Manifest, key: Cell, cell: Mapping[str, Any]) -> tuple[Any, ...]:
-    place = [record.slug for record in manifest.environments].index(key[0])
-    return place, cell["rank"] or math.inf, -cell["success"].mean, key[1]
+    )  # fmt: skip
 
 
 def is_upper_bound(agent: AgentRecord) -> bool:

@@ -311,19 +311,15 @@ def check_episodes(job: Job) -> list[str]:
     If any differs, all are replayed once more: a program may reach its time limit on a busy
     machine, and a forgery stays one.
     """
-    try:
-        first = _problems(*job)
-        again = _problems(*job) if first else {}
-    except Exception as error:  # noqa: BLE001 - any environment
-        return [f"{'/'.join(job[0].cell)}: replay failed: {_reason(error)}"]
-    return [text for index in first for text in again.get(index, ())]
-
-
-def _problems(chunk: Chunk, results: Sequence[EpisodeResult]) -> dict[int, list[str]]:
-    """Return the problems of each episode that has any, by its index."""
+    chunk, results = job
     check = _rerun if acts_by_rules(chunk.agent.kind) else _replays
-    found = ((i, list(texts)) for i, texts in enumerate(check(chunk, results)))
-    return {i: [f"{_place(results[i])}, {text}" for text in texts] for i, texts in found if texts}
+    try:
+        first = list(map(list, check(chunk, results)))
+        again = list(map(list, check(chunk, results))) if any(first) else first
+    except Exception as error:  # noqa: BLE001 - any environment
+        return [f"{'/'.join(chunk.cell)}: replay failed: {_reason(error)}"]
+    found = zip(results, first, again, strict=True)
+    return [f"{_place(one)}, {text}" for one, texts, more in found if texts for text in more]
 
 
 def _rerun(chunk: Chunk, results: Sequence[EpisodeResult]) -> Iterator[Iterable[str]]:
