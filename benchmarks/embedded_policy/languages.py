@@ -48,26 +48,18 @@ def draw_relations(rng: np.random.Generator) -> dict[str, Relation]:
     for subject, kind in KINDS:
         how = str(rng.choice(STYLES[:3])) if style == "mixed" else style
         word = next(verbs if how == "clauses" else nouns)
-        fact, mention, question = map(_clean, _PHRASES[how](rng, word, heads[kind]))
+        fact, mention, question = map(_clean, _phrases(rng, how, word, heads[kind]))
         relations[word] = Relation(subject, kind, fact, mention, question, word)
     return relations
 
 
-def _nominal(rng: np.random.Generator, noun: str, head: str) -> Sequence[str]:
-    return _about(f"the {noun} of {{s}}", rng)
-
-
-def _possessive(rng: np.random.Generator, noun: str, head: str) -> Sequence[str]:
-    return _about(f"{{s}} 's {noun}", rng)
-
-
-def _about(mention: str, rng: np.random.Generator) -> Sequence[str]:
+def _phrases(rng: np.random.Generator, how: str, word: str, head: str) -> Sequence[str]:
+    """Return the phrases of a fact, a mention and a question."""
+    if how == "clauses":
+        says = _object_first if rng.random() < 0.45 else _subject_first
+        return says(rng, word, head)
+    mention = f"the {word} of {{s}}" if how == "nominal" else f"{{s}} 's {word}"
     return f"{mention} is {{o}} .", mention, f"{rng.choice(['who', 'what'])} is {mention} ?"
-
-
-def _clauses(rng: np.random.Generator, verb: str, head: str) -> Sequence[str]:
-    says = _object_first if rng.random() < 0.45 else _subject_first
-    return says(rng, verb, head)
 
 
 def _object_first(rng: np.random.Generator, verb: str, head: str) -> Sequence[str]:
@@ -90,9 +82,6 @@ def _subject_first(rng: np.random.Generator, verb: str, head: str) -> Sequence[s
         bare = verb if before else _BARE.get(verb, verb)
         question = f"{first} which {head} {auxiliary} {{s}} {bare} {last} ?"
     return f"{{s}} {before} {verb} {after} {the} {{o}} .", mention, question
-
-
-_PHRASES: Final = {"nominal": _nominal, "possessive": _possessive, "clauses": _clauses}
 
 
 def _clean(text: str) -> str:

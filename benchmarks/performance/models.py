@@ -61,6 +61,8 @@ class Settings:
     num_generations: int = 8
     num_steps: tuple[int, ...] = (4, 8, 16)
     """Lengths of the trajectories whose rows are merged."""
+    memory_steps: int = 16
+    """Length of the trajectories whose peak memory is measured."""
     num_trajectories: int = 8
     """Synthetic trajectories per batch."""
     token_budget: int = 4096

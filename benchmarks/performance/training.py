@@ -20,7 +20,7 @@ import trl
 from tqdm.auto import tqdm
 
 from agent_envs.data.files import write_json
-from benchmarks.performance.gradients import measure_merging
+from benchmarks.performance.gradients import measure_memory, measure_merging
 from benchmarks.performance.models import DEVICE_DEFAULTS, Settings, quieten
 from benchmarks.performance.steps import measure_rollouts, measure_steps
 
@@ -29,6 +29,7 @@ PARTS: Final[Mapping[str, Callable[[Settings], dict[str, Any]]]] = {
     "slow_tools_vs_trl": functools.partial(measure_steps, has_slow_tools=True),
     "slow_tools_vs_ideal": measure_rollouts,
     "merged_vs_rows": measure_merging,
+    "memory_vs_budget": measure_memory,
 }
 """The comparisons; ``merged_vs_rows`` has a result by number of steps."""
 

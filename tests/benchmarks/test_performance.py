@@ -6,13 +6,14 @@ import json
 import pytest
 
 from benchmarks import held_out
-from benchmarks.performance import time_to_success, training
+from benchmarks.performance import gradients, time_to_success, training
 from benchmarks.performance.models import Settings
 from benchmarks.performance.steps import PAIRS_PER_ROUND
 
 TINY = Settings(
     rounds=1, step_model="tiny", gradient_model="tiny", num_episodes=4, num_generations=2,
-    num_steps=(2,), num_trajectories=2, token_budget=1600, num_slow_episodes=8, num_calls=2,
+    num_steps=(2,), memory_steps=2, num_trajectories=2, token_budget=1600, num_slow_episodes=8,
+    num_calls=2,
     fast_seconds=0.001, slow_seconds=0.05,
 )  # fmt: skip
 STEP = {"time/rollout_seconds": 0.5, "time/score_seconds": 0.25, "time/train_seconds": 0.25}
@@ -31,7 +32,8 @@ def test_every_command_shows_its_options(name, monkeypatch, capsys):
     assert "--" in capsys.readouterr().out
 
 
-def test_training_is_measured_on_both_sides_with_the_same_episodes():
+def test_training_is_measured_on_both_sides_with_the_same_episodes(monkeypatch):
+    monkeypatch.setattr(gradients, "_peak_in_process", gradients._peak)
     results = {name: measure(TINY) for name, measure in training.PARTS.items()}  # means nothing
     json.dumps(results)
     # episodes x turns of the script, in each pair
@@ -44,7 +46,7 @@ def test_training_is_measured_on_both_sides_with_the_same_episodes():
     assert speed["tokens_per_second"] == pytest.approx(one["merged_tokens"] / one["ours"]["median"])
     assert one["token_ratio"] > 1
     lines = [line for name, result in results.items() for line in training.describe(name, result)]
-    assert len(lines) == 4 + 1  # comparisons, and the speed of one
+    assert len(lines) == 5 + 1  # comparisons, and the speed of one
 
 
 def test_the_goal_is_reached_at_the_first_of_two_consecutive_checkpoints():
