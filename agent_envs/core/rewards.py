@@ -115,8 +115,8 @@ def noted_terms(*names: str) -> dict[str, RewardFunction]:
 
 
 def final_metric(name: str) -> RewardFunction:
-    """Make a term with the value of a metric at the end of an episode, else 0."""
-    return lambda env, event: float(env.metrics()[name]) if event.is_last else 0.0
+    """Make a term with the value of a metric, at most 1, at the end of an episode, else 0."""
+    return lambda env, event: min(1.0, float(env.metrics()[name])) if event.is_last else 0.0
 
 
 def correct_term(env: Any, event: StepEvent) -> float:

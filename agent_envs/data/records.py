@@ -12,12 +12,13 @@ from agent_envs.errors import DataError
 SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
 
 
-def read_records(path: str | Path) -> list[dict[str, Any]]:
+def read_records(path: str | Path, *, has_lines: bool = False) -> list[dict[str, Any]]:
     """Read every row of a file.
 
     Args:
         path: A ``.jsonl`` file with one object a line, a ``.json`` file with a list of objects
             (both also ``.gz``), or a ``.parquet`` file.
+        has_lines: Whether a ``.json`` file has one object a line, too.
 
     Raises:
         DataError: If the file cannot be read or a row is no object; names file and row.
@@ -26,7 +27,7 @@ def read_records(path: str | Path) -> list[dict[str, Any]]:
     if not path.name.endswith(SUFFIXES):
         raise DataError(f"{path}: unknown kind of file. Use one of {', '.join(SUFFIXES)}.")
     try:
-        records = _read_parquet(path) if path.suffix == ".parquet" else _read_json(path)
+        records = _read_parquet(path) if path.suffix == ".parquet" else _read_json(path, has_lines)
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
         raise DataError(f"{path}: cannot be read ({reason}). Check the path.") from None
@@ -39,11 +40,11 @@ def read_records(path: str | Path) -> list[dict[str, Any]]:
     return records
 
 
-def _read_json(path: Path) -> Any:
+def _read_json(path: Path, has_lines: bool) -> Any:
     # utf-8-sig also reads files without the mark that some editors put first.
     open_text: Any = gzip.open if path.suffix == ".gz" else open
     with open_text(path, "rt", encoding="utf-8-sig") as file:
-        if path.name.endswith((".json", ".json.gz")):
+        if not has_lines and path.name.endswith((".json", ".json.gz")):
             return _parsed(file.read(), str(path))
         lines = enumerate(file, start=1)
         return [_parsed(line, f"{path}, row {number}") for number, line in lines if line.strip()]

@@ -126,13 +126,22 @@ def two_wiki_facts(
 
 
 def two_wiki_evidence(
-    predicted: Collection[Sequence[str]], gold: Collection[Sequence[str]]
+    predicted: Collection[Sequence[str]], gold: Collection[Sequence[Collection[str]]]
 ) -> tuple[Overlap, float]:
-    """Return overlap and exact match of evidence as the same script does; articles stay."""
-    written, wanted = (
-        {tuple(" ".join(_fold(part).split()) for part in triple) for triple in triples}
-        for triples in (predicted, gold)
+    """Return overlap and exact match of evidence as the same script does; articles stay.
+
+    Each part of a gold triple is the names that are right. Each triple that fits some gold one
+    counts, so recall is above 1 where one gold triple is written several times under aliases.
+    """
+
+    def fold(text: str) -> str:
+        return " ".join(_fold(text).split())
+
+    written = {tuple(map(fold, triple)) for triple in predicted}
+    wanted = [[set(map(fold, names)) for names in triple] for triple in gold]
+    num_right = sum(
+        any(all(part in names for part, names in zip(triple, each, strict=True)) for each in wanted)
+        for triple in written
     )
-    num_right = len(written & wanted)
     overlap = Overlap(num_right / max(1, len(written)), num_right / max(1, len(gold)))
     return overlap, float(num_right == len(written) == len(gold))

@@ -4,12 +4,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from agent_envs.core.lookup import require_extra
+from agent_envs.core.lookup import lookup, require_extra
 from agent_envs.core.rewards import Progress, correct_term, format_term, noted_terms
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import Tool, ToolResult
 from agent_envs.data.dataset_env import DatasetEnv
-from agent_envs.data.sources import DatasetSpec, Hub, text_field
+from agent_envs.data.sources import DatasetSpec, Hub, Source, text_field
 from agent_envs.errors import DataError
 from agent_envs.formats.tool_formats import ParsedAction
 from agent_envs.sandbox import Level
@@ -190,6 +190,31 @@ class MATHEnv(MathEnv):
         form="A MATH row needs 'problem', and 'answer' or a 'solution' with \\boxed{}; 'level' and "
         "'subject' (or 'type') are read too.",
     )
+
+    def __init__(
+        self,
+        *,
+        levels: Sequence[int] | None = None,
+        subjects: Sequence[str] | None = None,
+        **shared: Any,
+    ) -> None:
+        """Load the problems.
+
+        Args:
+            levels: Only these levels, 1 to 5.
+            subjects: Only these subjects, such as ``"Algebra"``.
+            shared: See `MathEnv`.
+        """
+        self._wanted = {"level": levels, "subject": subjects}
+        super().__init__(**shared)
+
+    def load_tasks(self, source: Source) -> Sequence[Task]:
+        tasks = super().load_tasks(source)
+        for name, wanted in self._wanted.items():
+            known = {str(task.data[name]): task.data[name] for task in tasks}
+            chosen = [lookup(known, str(value), kind=name) for value in wanted or known]
+            tasks = [task for task in tasks if task.data[name] in chosen]
+        return tasks
 
 
 def _numbers(text: str) -> set[float]:

@@ -4,11 +4,17 @@ Tools, rewards, metrics and the end of an episode are those of `PassageQAEnv`. B
 data sets in Search-R1's row format have no passages: pass ``corpus=``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
+from agent_envs.core.tasks import Task
+from agent_envs.data.records import read_records
+from agent_envs.data.sources import Source, file_source
 from agent_envs.envs.qa import rows
 from agent_envs.envs.qa.passages import PassageQAEnv, UnmarkedQAEnv
+from agent_envs.errors import DataError
 from agent_envs.retrieval import Passage
 from agent_envs.scoring import Overlap, exact_match, set_match, set_overlap, squad_f1
 from agent_envs.scoring.answers import two_wiki_evidence, two_wiki_facts
@@ -32,21 +38,71 @@ class TwoWikiMultihopQAEnv(PassageQAEnv):
 
     Task: answer a question over two to four passages. Tools, rewards and metrics: see
     `PassageQAEnv`; notes written ``subject | relation | object`` are evidence, which the joint
-    scores include. Facts and evidence are scored as by version 1.1 of the official script.
+    scores include. Facts, evidence and answers are scored by version 1.1 of the official script,
+    with the aliases of ``aliases=``.
 
     Version history: v0, first version.
     """
 
     dataset = rows.TWO_WIKI
 
+    def __init__(self, *, aliases: str | None = None, **rest: Any) -> None:
+        """Load tasks and passages.
+
+        Args:
+            aliases: The official ``id_aliases.json``: other names of the entities in ``answer_id``
+                and ``evidences_id``, which are right, too.
+            rest: Arguments of `PassageQAEnv`.
+        """
+        self._aliases = aliases
+        super().__init__(**rest)
+
+    def load_tasks(self, source: Source) -> Sequence[Task]:
+        tasks = super().load_tasks(source)
+        if self._aliases is None:
+            return tasks
+        known = _load_aliases(file_source(self._aliases))
+        return [_with_aliases(task, known) for task in tasks]
+
     def score_citations(self, notes: Sequence[Note]) -> dict[str, tuple[Overlap, float]]:
         data = self.task.data
         facts = {note.fact for note in notes if note.fact is not None}
         triples = [note.triple for note in notes if note.triple is not None]
+        aliases = data.get("evidence_aliases", [((), (), ())] * len(data["evidences"]))
+        gold = [
+            [(name, *others) for name, others in zip(triple, names, strict=True)]
+            for triple, names in zip(data["evidences"], aliases, strict=True)
+        ]
         return {
             "supporting_fact": two_wiki_facts(facts, data["supporting_facts"]),
-            "evidence": two_wiki_evidence(triples, data["evidences"]),
+            "evidence": two_wiki_evidence(triples, gold),
         }
+
+
+def _with_aliases(task: Task, known: Mapping[str, Sequence[str]]) -> Task:
+    answers = dict.fromkeys((*task.answers, *known.get(task.data["answer_id"], ())))
+    evidence_aliases = tuple(
+        (known.get(subject, ()), (), known.get(object_, ()))
+        for subject, _, object_ in task.data["evidences_id"]
+    )
+    data = task.data | {"evidence_aliases": evidence_aliases}
+    return replace(task, answers=tuple(answers), data=data)
+
+
+@lru_cache(maxsize=2)
+def _load_aliases(file: Source) -> Mapping[str, tuple[str, ...]]:
+    """Return other names by the id of a Wikidata entity."""
+    names = {}
+    for number, row in enumerate(read_records(file.name, has_lines=True), start=1):
+        try:
+            known = map(str, [*row["aliases"], *row["demonyms"]])
+            names[str(row["Q_id"])] = tuple(dict.fromkeys(known))
+        except (KeyError, TypeError) as error:
+            raise DataError(
+                f"{file.name}, row {number}: no row of aliases ({error!r}). It needs 'Q_id', "
+                "'aliases' and 'demonyms', as in the official id_aliases.json."
+            ) from None
+    return names
 
 
 class MuSiQueEnv(PassageQAEnv):

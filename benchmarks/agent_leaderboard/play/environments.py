@@ -120,6 +120,7 @@ ENVIRONMENTS: Final = (
 )  # fmt: skip
 """Names of the allowed environments."""
 ARGUMENTS: Final[Mapping[str, Any]] = {
+    "aliases": _FILE,
     "attack": _ATTACK,
     "category": _several(_NAME),
     "context": _one_of(*CONTEXTS) | Annotated[dict[str, _PLAIN], AfterValidator(_check_context)],
@@ -129,6 +130,7 @@ ARGUMENTS: Final[Mapping[str, Any]] = {
     "game": _several(_FILE),
     "hops": _several(_number(1, 8)),
     "kinds": _several(_NAME),
+    "levels": _several(_number(1, 5)),
     "max_episode_steps": _number(1, 1_000),
     "objects": _number(1, 20),
     "optional_tools": _several(_NAME),
@@ -144,6 +146,7 @@ ARGUMENTS: Final[Mapping[str, Any]] = {
     "split": _NAME,
     "start": _several(_NAME),
     "steps": _several(_number(1, 20)),
+    "subjects": _several(_NAME),
     "system_prompt": Annotated[str, Field(max_length=10_000, strict=True)],
     "task": _several(_NAME),
     "task_kwargs": _table(_number(-1_000, 1_000)),

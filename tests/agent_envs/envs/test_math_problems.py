@@ -1,7 +1,7 @@
 import gymnasium as gym
 import pytest
 
-from agent_envs import tool
+from agent_envs import UnknownNameError, tool
 from tests.agent_envs.envs.playing import answer, call, make
 
 GSM8K = "AgentR1/GSM8K-v0"
@@ -78,7 +78,11 @@ def test_variables_of_the_python_tool_are_kept_during_the_episode(data_files, st
     env.close()
 
 
-def test_both_forms_of_math_load(data_files):
+def test_both_forms_of_math_load_and_are_filtered(data_files):
     env = gym.make(MATH, data=data_files[MATH]).unwrapped
     assert [env.get_task(i).answers[0] for i in range(2)] == [r"\frac{1}{2}", "7"]
     assert [env.get_task(i).data["level"] for i in range(2)] == [2, 5]
+    hard = gym.make(MATH, data=data_files[MATH], levels=[5], subjects=["Geometry"]).unwrapped
+    assert [task.answers[0] for task in map(hard.get_task, range(hard.num_tasks))] == ["7"]
+    with pytest.raises(UnknownNameError, match=r"Unknown level '3'\. Available: 2, 5"):
+        gym.make(MATH, data=data_files[MATH], levels=[3])

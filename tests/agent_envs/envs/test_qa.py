@@ -184,6 +184,24 @@ def test_cited_facts_and_evidence_are_scored_jointly_with_the_answer(data_files)
         assert info["metrics"][name] == 1.0
 
 
+def test_aliases_of_2wiki_count_for_answers_and_evidence(tmp_path):
+    ids = {"answer_id": "Q585", "evidences_id": [["Q1", "director", "Q2"], ["Q2", "x", "Q585"]]}
+    data = write(tmp_path / "rows.jsonl", [TWO_WIKI_ROWS[0] | ids])
+    aliases = tmp_path / "id_aliases.json"  # the official file has a row a line
+    aliases.write_text(
+        '{"Q_id": "Q585", "aliases": ["Christiania"], "demonyms": ["Osloite"]}\n'
+        '{"Q_id": "Q2", "aliases": ["L. Falk"], "demonyms": []}\n'
+    )
+    kwargs = {"data": data, "tools": ["note"], "max_episode_steps": 9}
+    for more, expected in (({}, 0.0), ({"aliases": str(aliases)}, 1.0)):
+        env = make(TWO_WIKI, **kwargs, **more)
+        for text in ("Iron River|director|l falk", "L. Falk|place of birth|Christiania"):
+            call(env, "note", text=text)
+        metrics = answer(env, "osloite")[4]["metrics"]
+        assert metrics["success"] == metrics["evidence_em"] == expected
+    assert env.unwrapped.get_task(0).answers == ("Oslo", "Christiania", "Osloite")
+
+
 def test_musique_identifies_passages_by_title_and_text(data_files):
     env = make(MUSIQUE, data=data_files[MUSIQUE], top_k=1)
     queries = ("Vik has a harbour", "mayor Mira Lund")
