@@ -342,7 +342,7 @@ def _watch(
             if message is None:
                 return "stopped"
             channel.put(message)
-        ending = channel.advance() if channel.fileno() in ready else ""
+        ending = channel.advance() if ready.intersection((source, channel.fileno())) else ""
         if not ending and not channel.is_idle:
             ending = watch.exceeded()
         if ending or any(output.is_over for output in outputs):
