@@ -13,16 +13,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from agent_envs.core.lookup import lookup
 from agent_envs.retrieval.corpus import Corpus, Hit, Passage, Retriever
-
-if TYPE_CHECKING:
-    from rank_bm25 import BM25Okapi
 
 K1: Final = 1.5
 B: Final = 0.75
@@ -116,7 +113,7 @@ class RankBM25Retriever(BM25Retriever):
         return np.asarray(self._engine.get_scores(list(words)), np.float64)
 
     @cached_property
-    def _engine(self) -> "BM25Okapi":
+    def _engine(self) -> Any:
         from rank_bm25 import BM25Okapi
 
         engine = BM25Okapi(list(map(words_of, self.passages)), k1=K1, b=B)

@@ -86,9 +86,25 @@ def policy_loss(
     )
 
 
+def cispo_loss(
+    log_ratio: torch.Tensor,
+    logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    *,
+    epsilon_high: float,
+) -> PolicyLoss:
+    """Return ``-min(r, high) A log pi`` with no gradient through the ratio (arXiv 2506.13585)."""
+    ratio = log_ratio.exp()
+    return PolicyLoss(
+        -ratio.clamp(max=epsilon_high).detach() * advantages * logprobs,
+        torch.zeros_like(ratio, dtype=torch.bool),
+        (ratio > epsilon_high) & (advantages > 0),
+    )
+
+
 PolicyLossFunction = Callable[..., PolicyLoss | torch.Tensor]
 
-POLICY_LOSSES: Final[Mapping[str, PolicyLossFunction]] = {"dapo": policy_loss}
+POLICY_LOSSES: Final[Mapping[str, PolicyLossFunction]] = {"dapo": policy_loss, "cispo": cispo_loss}
 
 
 def find_policy_loss(name: str) -> PolicyLossFunction:

@@ -68,7 +68,6 @@ _REFUSALS: Final[tuple[tuple[str, tuple[Any, ...], str], ...]] = (
     ("entropy_coef", (0.0,), _MICRO_BATCH),
     ("router_aux_loss_coef", (None, 0.0), _MICRO_BATCH),
     ("pad_to_multiple_of", (None,), "rows are padded to the longest of their micro-batch"),
-    ("sync_ref_model", (False,), "checkpoints would not hold a reference that moves"),
     ("log_completions", (False,), "the episodes of a run are on its pages"),
     ("use_adaptive_entropy", (False,), _MICRO_BATCH),
     ("cache_implementation", (None,), "rollouts have their own cache"),
@@ -124,8 +123,9 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
     )
     loss_type: str = HfArg(
         default="dapo",
-        help="Policy loss of a token: 'dapo' (clipped policy gradient), or an import path, "
-        "'my_module:my_loss', of a function like agent_trainers.algorithms.losses.policy_loss.",
+        help="Policy loss of a token: 'dapo' (clipped policy gradient), 'cispo', or an import "
+        "path, 'my_module:my_loss', of a function like policy_loss in "
+        "agent_trainers.algorithms.losses.",
     )
     gamma: float = HfArg(
         default=1.0, help="Discount in [0, 1], per step (one model turn); per token in gae_token."
@@ -134,18 +134,22 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
         default=None, help="Lambda of generalised advantages, in [0, 1]. Default: 1."
     )
     estimator_kwargs: str | None = HfArg(
-        default=None, help="Further options of the estimator as JSON: '{\"token_lam\": 0.95}'."
+        default=None,
+        help="Further options of the estimator as JSON: token_gamma and token_lam of gae_bilevel, "
+        "step_advantage_weight of gigpo: '{\"token_lam\": 0.95}'.",
     )
     loss_denominator: str = HfArg(
         default="token",
         help="The loss is a mean over every trained 'token' of the batch, 'step', or 'trajectory'.",
     )
     loss_mask: bool = HfArg(
-        default=True, help="Train sampled tokens only. Off, observations, too, for an ablation."
+        default=True,
+        help="Train sampled tokens only. Off, observations get the advantage of the action before "
+        "them, as in the ablation of Agent-R1.",
     )
     advantage_mask: bool = HfArg(
         default=True,
-        help="gae_token: credit sampled tokens only. Off, observations, too.",
+        help="gae_token: compute advantages over sampled tokens only, unlike Agent-R1's ablation.",
     )
     use_bias_correction_kl: bool = HfArg(
         default=False, help="Multiply the divergence by each token's importance ratio, at most 3."
@@ -163,7 +167,8 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
     )
     max_extra_groups: int = HfArg(
         default=0,
-        help="Dynamic sampling (DAPO): groups without variance that others replace, per batch.",
+        help="Dynamic sampling (DAPO, arXiv 2503.14476): how many groups without variance in their "
+        "returns are replaced by groups of other tasks, per batch.",
     )
     extensions: str | None = HfArg(
         default=None,
@@ -183,17 +188,19 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
         default=300.0, help="Seconds that a step may take before its episode is left out."
     )
     episode_timeout: float | None = HfArg(
-        default=None, help="Seconds that an episode may take before it is left out."
+        default=None,
+        help="Seconds that an episode may take before it is left out; no limit by default.",
     )
     max_fault_share: float | None = HfArg(
         default=0.5,
         help="Share of a batch's episodes that may fail for infrastructure reasons; more in three "
-        "consecutive batches, or all of one, end the run.",
+        "consecutive batches, or all of one, end the run. None only counts them.",
     )
     max_logprob_drift: float | None = HfArg(
         default=0.2,
         help="Largest mean difference, in nats per token, of log-probabilities at sampling and in "
-        "the trainer. Not checked where top_p, top_k, min_p or a repetition penalty is set.",
+        "the trainer; more ends the run. None only reports it. Not checked where top_p, top_k, "
+        "min_p or a repetition penalty is set.",
     )
     vllm_importance_sampling_mode: str = HfArg(
         default="token_truncate", help="As in TRL; only its token-level modes are supported."
@@ -245,6 +252,11 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
     def _check_functions(self) -> None:
         """Check that estimator and loss exist, take their options, and go with the others."""
         find_policy_loss(self.loss_type)
+        if self.loss_type == "cispo" and (self.epsilon_high is None or self.epsilon_high < 1):
+            raise ConfigurationError(
+                f"loss_type='cispo' takes epsilon_high={self.epsilon_high} as the largest ratio "
+                "itself. Set it to more than 1: 5.0 in ScaleRL (arXiv 2510.13786)."
+            )
         estimator = self.advantage_estimator
         known = estimator_options(estimator)
         for name in self.estimator_settings:

@@ -1,8 +1,9 @@
 """`ResumableTrainer`: ``trl.GRPOTrainer`` with atomic checkpoints and bitwise resumption.
 
 transformers saves the model, optimiser, schedule, random states and log. Added here are the
-generation buffer and the position in it, metrics and loss since the last log line, and the order of
-tasks in later epochs. Episodes have no state: their seeds follow from the run's seed and the step.
+generation buffer and the position in it, metrics and loss since the last log line, a moving
+reference model, and the order of tasks in later epochs. Episodes have no state: their seeds follow
+from the run's seed and the step.
 """
 
 import contextlib
@@ -11,15 +12,18 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from accelerate.utils import broadcast_object_list, send_to_device
+from safetensors.torch import load_file, save_file
 from transformers.trainer_utils import rotate_checkpoints
 from trl import GRPOTrainer
 
 from agent_envs.errors import CheckpointError, ConfigurationError
 from agent_trainers.checkpointing import checkpoints
+
+REFERENCE_FILE: Final = "reference.safetensors"
 
 _log = logging.getLogger(__name__)
 
@@ -127,6 +131,10 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
         """Save the state of this process. Relies on: called on every process."""
         super()._save_rng_state(output_dir)
         torch.save(self._run_state(), self._state_file(output_dir))
+        if self.args.sync_ref_model and self.args.should_save:
+            reference = self.accelerator.unwrap_model(self.ref_model).state_dict()
+            weights = {name: tensor.clone().contiguous() for name, tensor in reference.items()}
+            save_file(weights, Path(output_dir) / REFERENCE_FILE)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """Restore it. Relies on: called on every process before the first new step."""
@@ -138,6 +146,8 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
         if not path.exists():  # saved by fewer processes
             path = path.with_name("run_state_0.pt")
         self._restore(torch.load(path, map_location="cpu"), path)
+        if self.args.sync_ref_model and (reference := Path(checkpoint) / REFERENCE_FILE).exists():
+            self.accelerator.unwrap_model(self.ref_model).load_state_dict(load_file(reference))
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model so that a reader finds complete files only, the weights last."""

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from agent_trainers.algorithms.losses import (
+    cispo_loss,
     importance_log_ratio,
     kl_divergence,
     policy_loss,
@@ -47,6 +48,16 @@ def test_delta_bounds_the_ratio_of_bad_tokens():
         delta=4.0,
     )
     assert loss.item() == pytest.approx(4.0)
+
+
+def test_cispo_weighs_the_gradient_with_a_bounded_ratio():
+    logprobs = torch.tensor([[-1.0]], requires_grad=True)
+    log_ratio = logprobs - math.log(0.1) + 1.0  # the ratio is 10
+    loss, _, high = cispo_loss(log_ratio, logprobs, torch.tensor([[2.0]]), epsilon_high=3.0)
+    loss.sum().backward()
+    assert loss.item() == pytest.approx(6.0)
+    assert logprobs.grad.item() == pytest.approx(-6.0)
+    assert high.item()
 
 
 def test_the_divergence_is_zero_for_equals_and_never_negative():

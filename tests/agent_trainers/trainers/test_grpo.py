@@ -112,7 +112,7 @@ def test_trained_tokens_are_the_sampled_ones_with_their_log_probabilities(make_t
 
 def test_settings_of_trl_stay_usable(make_trainer):
     trainer = make_trainer(
-        max_steps=2, beta=0.1, bf16=True,
+        max_steps=2, beta=0.1, sync_ref_model=True, ref_model_sync_steps=1, bf16=True,
         gradient_checkpointing=True, steps_per_generation=2, top_p=0.9, top_k=20, temperature=0.7,
         mask_truncated_completions=True,
     )  # fmt: skip
@@ -200,6 +200,7 @@ def test_states_that_do_not_fit_end_their_episode(make_trainer):
 
 @pytest.mark.parametrize(("changes", "message"), [
     ({"loss_type": "bnpo"}, "loss_type"),
+    ({"loss_type": "cispo", "epsilon_high": 0.28}, "epsilon_high"),
     ({"lam": 2.0}, "lam must be in"),
     ({"estimator_kwargs": '{"step_weight": 0.5}'}, "step_weight"),
     ({"advantage_estimator": "grpo-step"}, "Did you mean 'grpo_step'"),

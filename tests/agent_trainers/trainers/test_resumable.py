@@ -20,8 +20,9 @@ from tests.agent_trainers.short_run import SETTINGS
 ID = "AgentR1/SyntheticMultiHop-v0"
 BUFFER = {"per_device_train_batch_size": 4, "steps_per_generation": 2, "num_iterations": 2}
 CASES = {
-    "a log line every 3 steps, a second epoch, a reference, a watch and a schedule": {
-        "logging_steps": 3, "beta": 0.1,
+    "a log line every 3 steps, a second epoch, a moving reference, a watch and a schedule": {
+        "logging_steps": 3, "beta": 0.1, "sync_ref_model": True,
+        "ref_model_sync_steps": 2, "ref_model_mixup_alpha": 0.5,
         "train_dataset": Dataset.from_dict({"task": list(range(5))}),
         "reward_schedules": '{"new_gold_passage": {"kind": "adaptive", "target": 0.01}}',
         "extensions": "agent_trainers.experimental.hack_watch:HackWatch",

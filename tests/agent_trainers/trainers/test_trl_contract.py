@@ -84,6 +84,7 @@ def test_private_names_that_the_trainers_use_exist():
     "changes",
     [
         {"beta": 0.1, "use_bias_correction_kl": False},
+        {"loss_type": "cispo", "epsilon_high": 2.0},
         {"delta": 1.5, "epsilon_high": 0.28},
         {"importance_sampling_level": "sequence"},
     ],
