@@ -7,7 +7,7 @@ Folders are unpacked only inside sandboxes. The same commands leave equal folder
 import io
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal, Self, TypeAlias
 
 from agent_envs.errors import ConfigurationError
@@ -64,7 +64,7 @@ class Folder:
     It is immutable, picklable and compared by content.
     """
 
-    archive: bytes
+    archive: bytes = field(repr=False)
     """A compressed tar archive."""
 
     @classmethod
@@ -111,10 +111,6 @@ class Folder:
                     contents[member.name] = content
                     left -= len(content or b"")
         return contents
-
-    def __repr__(self) -> str:
-        """Show the size only."""
-        return f"Folder(<{len(self.archive)} bytes>)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -188,21 +188,19 @@ class Session(contextlib.AbstractContextManager["Session"]):
                 self._execution.stop()
                 return self._execution.finish()
             finally:
-                self._close()
+                self.is_closed = True
+                self._execution.__exit__()
 
     def close(self) -> None:
         """End it, with every process that it started."""
         with self._lock:
             if not self.is_closed:
-                self._close()
+                self.is_closed = True
+                self._execution.__exit__()
 
     def __exit__(self, *_: object) -> None:
         """Close it."""
         self.close()
-
-    def _close(self) -> None:
-        self.is_closed = True
-        self._execution.__exit__()
 
 
 def _judge(program: Result, tests: Result) -> Verdict:
