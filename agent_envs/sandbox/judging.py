@@ -184,7 +184,11 @@ def run_tests(source: str, channel: TextIO, namespace: dict[str, Any]) -> dict[s
     except ProgramGoneError as error:
         reason, message = "exited", f"{_GONE_TEXT} ({error})"
     except BaseException as error:  # noqa: BLE001 - the tests; reported as the verdict
-        reason, message = "failed", _explain(error)
+        frames = traceback.extract_tb(error.__traceback__)
+        at = [frame for frame in frames if frame.filename == "tests.py"]
+        where = f"line {at[-1].lineno}, {at[-1].line}: " if at else ""
+        message = where + traceback.format_exception_only(error)[-1].strip()
+        reason = "failed"
     if program is not None and program.is_gone and reason != "exited":
         reason, message = "exited", _GONE_TEXT
     message = message[:_MAX_MESSAGE_CHARS]
@@ -201,13 +205,6 @@ def _free_names(tree: ast.Module) -> list[str]:
         if isinstance(node, ast.Import | ast.ImportFrom):
             defined |= {(a.asname or a.name).partition(".")[0] for a in node.names}
     return sorted(used - defined - set(sys.stdlib_module_names) - set(dir(builtins)))
-
-
-def _explain(error: BaseException) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    at = [frame for frame in frames if frame.filename == "tests.py"]
-    where = f"line {at[-1].lineno}, {at[-1].line}: " if at else ""
-    return where + traceback.format_exception_only(error)[-1].strip()
 
 
 def encode(value: Any, encode_object: Callable[[Any], Any]) -> Any:

@@ -26,7 +26,6 @@ from agent_envs.testing.episodes import (
     HOSTILE_ACTIONS,
     NOT_MADE,
     NotOffered,
-    Outcome,
     Problem,
     Subject,
     TextEnv,
@@ -202,7 +201,13 @@ def check_any_text(subject: Subject) -> str:
         for number, action in enumerate([*HOSTILE_ACTIONS, *broken]):
             outcome = step(env, action)
             if is_strict and number < len(HOSTILE_ACTIONS):
-                _check_mistake(action, outcome)
+                observation, _, terminated, _, info = outcome
+                kind, shown = info["action"]["kind"], f"{action[:80]!r}"
+                expect(kind != "answer", f"{shown} is taken for an answer")
+                expect(not terminated or kind == "tool_call", f"{shown} ends the episode")
+                expect(not info["metrics"].get("success"), f"{shown} is a success")
+                is_last = info["messages"][-1]["content"] == observation
+                expect(is_last, f"the last message is not the observation after {shown}")
             if outcome[2] or outcome[3]:
                 env.reset(seed=subject.seed)
     return f"{number + 1} hostile and broken actions"
@@ -288,16 +293,6 @@ def _raised(function: Callable[..., Any], *arguments: Any, **options: Any) -> Ex
 def _compare(first: Mapping[str, str], second: Mapping[str, str], where: str) -> None:
     for place in [*first, *second]:
         expect(first.get(place) == second.get(place), f"{place} differs {where}")
-
-
-def _check_mistake(action: str, outcome: Outcome) -> None:
-    observation, _, terminated, _, info = outcome
-    kind = info["action"]["kind"]
-    expect(kind != "answer", f"{action[:80]!r} is taken for an answer")
-    expect(not terminated or kind == "tool_call", f"{action[:80]!r} ends the episode")
-    expect(not info["metrics"].get("success"), f"{action[:80]!r} is a success")
-    last = info["messages"][-1]["content"]
-    expect(last == observation, f"the last message is not the observation after {action[:80]!r}")
 
 
 def _check_info(info: dict[str, Any], place: str) -> None:
