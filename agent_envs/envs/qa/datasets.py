@@ -6,15 +6,14 @@ data sets in Search-R1's row format have no passages: pass ``corpus=``.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, Final
 
 from agent_envs.core.tasks import Task
 from agent_envs.data.records import read_records
-from agent_envs.data.sources import Source, file_source
+from agent_envs.data.sources import DatasetSpec, Source, field, file_source, text_field
 from agent_envs.envs.qa import rows
 from agent_envs.envs.qa.passages import PassageQAEnv, UnmarkedQAEnv
-from agent_envs.errors import DataError
 from agent_envs.retrieval import Passage
 from agent_envs.scoring import Overlap, exact_match, set_match, set_overlap, squad_f1
 from agent_envs.scoring.answers import two_wiki_evidence, two_wiki_facts
@@ -68,11 +67,7 @@ class TwoWikiMultihopQAEnv(PassageQAEnv):
         data = self.task.data
         facts = {note.fact for note in notes if note.fact is not None}
         triples = [note.triple for note in notes if note.triple is not None]
-        aliases = data.get("evidence_aliases", [((), (), ())] * len(data["evidences"]))
-        gold = [
-            [(name, *others) for name, others in zip(triple, names, strict=True)]
-            for triple, names in zip(data["evidences"], aliases, strict=True)
-        ]
+        gold = data.get("evidence_names") or [[[p] for p in triple] for triple in data["evidences"]]
         return {
             "supporting_fact": two_wiki_facts(facts, data["supporting_facts"]),
             "evidence": two_wiki_evidence(triples, gold),
@@ -81,28 +76,29 @@ class TwoWikiMultihopQAEnv(PassageQAEnv):
 
 def _with_aliases(task: Task, known: Mapping[str, Sequence[str]]) -> Task:
     answers = dict.fromkeys((*task.answers, *known.get(task.data["answer_id"], ())))
-    evidence_aliases = tuple(
-        (known.get(subject, ()), (), known.get(object_, ()))
-        for subject, _, object_ in task.data["evidences_id"]
+    pairs = zip(task.data["evidences"], task.data["evidences_id"], strict=True)
+    names = tuple(
+        ((subject, *known.get(subject_id, ())), (relation,), (object_, *known.get(object_id, ())))
+        for (subject, relation, object_), (subject_id, _, object_id) in pairs
     )
-    data = task.data | {"evidence_aliases": evidence_aliases}
-    return replace(task, answers=tuple(answers), data=data)
+    return replace(task, answers=tuple(answers), data=task.data | {"evidence_names": names})
 
 
 @lru_cache(maxsize=2)
 def _load_aliases(file: Source) -> Mapping[str, tuple[str, ...]]:
     """Return other names by the id of a Wikidata entity."""
-    names = {}
-    for number, row in enumerate(read_records(file.name, has_lines=True), start=1):
-        try:
-            known = map(str, [*row["aliases"], *row["demonyms"]])
-            names[str(row["Q_id"])] = tuple(dict.fromkeys(known))
-        except (KeyError, TypeError) as error:
-            raise DataError(
-                f"{file.name}, row {number}: no row of aliases ({error!r}). It needs 'Q_id', "
-                "'aliases' and 'demonyms', as in the official id_aliases.json."
-            ) from None
-    return names
+    rows = partial(read_records, file.name, has_lines=True)
+    return dict(_ALIASES.read_all(replace(file, rows=rows)))
+
+
+def _read_aliases(row: Mapping[str, Any], _: int) -> tuple[str, tuple[str, ...]]:
+    names = [*field(row, "aliases"), *field(row, "demonyms")]
+    return text_field(row, "Q_id"), tuple(dict.fromkeys(map(str, names)))
+
+
+_ALIASES: Final = DatasetSpec(
+    read=_read_aliases, form="A row of aliases needs 'Q_id', 'aliases' and 'demonyms'."
+)
 
 
 class MuSiQueEnv(PassageQAEnv):

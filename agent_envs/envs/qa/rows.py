@@ -48,6 +48,8 @@ def _read_two_wiki(row: Mapping[str, Any], index: int) -> QARow:
     evidences = _nested(row, "evidences", _triples)
     # ids of the entities; not in every copy
     ids = _nested(row, "evidences_id", _triples) if row.get("evidences_id") else ()
+    if ids and len(ids) != len(evidences):
+        raise DataError(f"field 'evidences_id' needs {len(evidences)} triples, like 'evidences'.")
     read.task.data.update(
         evidences=evidences,
         evidences_id=ids or (("", "", ""),) * len(evidences),

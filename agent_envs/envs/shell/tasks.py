@@ -67,7 +67,8 @@ def _find(rng: np.random.Generator, difficulty: int) -> ShellTask:
     word = str(rng.choice(WORDS))
     others = [other for other in WORDS if other != word]
     paths = _paths(rng, 4 * difficulty + 2, difficulty)
-    wanted = _some(rng, paths)
+    count = int(rng.integers(1, len(paths)))
+    wanted = {str(path) for path in rng.choice(list(paths), count, replace=False)}
     files = {
         path: make_text(rng, [*rng.choice(others, 8), *([word] if path in wanted else [])])
         for path in paths
@@ -235,8 +236,3 @@ def _paths(rng: np.random.Generator, count: int, depth: int) -> list[str]:
         folders = rng.choice(_FOLDERS, int(rng.integers(1, depth + 1)), replace=False)
         paths["/".join([*folders, f"{rng.choice(WORDS)}.txt"])] = None
     return list(paths)
-
-
-def _some(rng: np.random.Generator, paths: Sequence[str]) -> set[str]:
-    count = int(rng.integers(1, len(paths)))
-    return {str(path) for path in rng.choice(list(paths), count, replace=False)}

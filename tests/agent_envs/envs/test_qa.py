@@ -200,6 +200,9 @@ def test_aliases_of_2wiki_count_for_answers_and_evidence(tmp_path):
         metrics = answer(env, "osloite")[4]["metrics"]
         assert metrics["success"] == metrics["evidence_em"] == expected
     assert env.unwrapped.get_task(0).answers == ("Oslo", "Christiania", "Osloite")
+    aliases.write_text('{"Q_id": "Q2", "aliases": []}\n')
+    with pytest.raises(DataError, match=r"id_aliases.json, row 1: field 'demonyms' is missing"):
+        make(TWO_WIKI, **kwargs, aliases=str(aliases))
 
 
 def test_musique_identifies_passages_by_title_and_text(data_files):
