@@ -45,7 +45,7 @@ _TEXT: Final = re.compile(r"\\(?:text|mbox|mathrm)\s*\{([^{}]*)\}")
 _TABLE: Final = re.compile(r"\\begin\{.*\\end\{\w+\*?\}", re.S)
 _CHOICE: Final = re.compile(r"\b(?:or|nor|not|either|neither|but|versus|vs|maybe|also)\b", re.I)
 _SEVERAL: Final = re.compile(
-    r"[\d.)}\]]\s+[.]?\d|\n|\\\\|[|;&\u2223\u2026\u3001\uff0c\uff1b]|\.\.\."
+    r"[\d.)}\]]\s+[.]?\d|(?<![\d.])0+\s+\\[dt]?frac|\n|\\\\|[|;&\u2223\u2026\u3001\uff0c\uff1b]|\.\.\."
 )
 _RELATION: Final = re.compile(
     r"[<>\u2264\u2265\u2260]|\\(?:not|n?(?:leq?|geq?)|[lg]eqslant|neq?|lt|gt)(?![a-z])"

@@ -20,7 +20,7 @@ printf '%s\\n' "$@" >> "{folder}/arguments"
 [ "$1" = run ] || exit {exit_code}
 while [ "$1" != an-image ]; do shift; done
 shift
-mkdir -p "{folder}/scratch" && cd "{folder}/scratch" && exec {python} "$@"
+mkdir "{folder}/scratch$$" && cd "{folder}/scratch$$" && exec {python} "$@"
 """
 FORK_BOMB = "import os, time\nwhile os.fork(): pass\ntime.sleep(9)"
 
