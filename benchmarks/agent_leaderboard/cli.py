@@ -95,7 +95,7 @@ def _add_run_options(run: argparse.ArgumentParser) -> None:
     run.add_argument("--environments", nargs="+", default=[], help="only these, by name")
     run.add_argument("--agents", nargs="+", default=[], help="only these, by name")
     run.add_argument("--tasks", type=_positive, help="largest number of each environment")
-    run.add_argument("--model", help="model of all model agents that the run does not train")
+    run.add_argument("--model", help="model of all model agents")
     run.add_argument("--base_url", help="OpenAI-compatible server of the model agents")
     run.add_argument("--api_key_env", help="environment variable with the server's key")
 
