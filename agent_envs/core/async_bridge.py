@@ -180,7 +180,6 @@ class CallSession:
     """Concurrent calls, at most one per key, each in its own thread."""
 
     def __init__(self) -> None:
-        """Start without calls."""
         self._running: dict[int, tuple[Future[Outcome], float, float]] = {}
 
     def __len__(self) -> int:

@@ -19,7 +19,6 @@ class UnicodeText(gym.Space[str]):
     is_np_flattenable = False
 
     def __init__(self, seed: int | None = None) -> None:
-        """Set the seed of `sample`."""
         super().__init__(dtype=str, seed=seed)
 
     def sample(self, mask: Any | None = None, probability: Any | None = None) -> str:

@@ -111,7 +111,6 @@ class OpenAIFormat(ToolFormat):
     is_native = is_structured = True
 
     def __init__(self, *, has_user: bool = False) -> None:
-        """Set whether plain text goes to a user."""
         self._has_user = has_user
 
     def parse(self, text: str, tools: Mapping[str, Tool]) -> ParsedAction:

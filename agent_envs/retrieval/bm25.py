@@ -79,7 +79,6 @@ class BM25Retriever:
     """Finds the passages with the highest scores."""
 
     def __init__(self, passages: Sequence[Passage], postings: Postings) -> None:
-        """Search `passages` by their index."""
         self.passages, self._postings = passages, postings
 
     def search(self, query: str, top_k: int) -> list[Hit]:

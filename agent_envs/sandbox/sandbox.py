@@ -159,7 +159,6 @@ class Session(contextlib.AbstractContextManager["Session"]):
     """A Python that keeps its variables between calls, with the limits counted per call."""
 
     def __init__(self, launcher: Any, limits: Limits) -> None:
-        """Start it; see `Sandbox.session`."""
         self._lock = threading.Lock()
         self.is_closed = False
         """Whether it has ended: by `close`, by a limit, or because the program ended it."""

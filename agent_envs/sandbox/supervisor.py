@@ -130,6 +130,9 @@ class Channel:
         if data and b"\n" not in data and len(self._incoming) < _MAX_MESSAGE_BYTES:
             return ""
         line, mark, _ = self._incoming.partition(b"\n")
+        if not mark and not self._is_session:  # too long: whoever still writes gets an error
+            with contextlib.suppress(OSError):
+                self._ours.shutdown(socket.SHUT_RDWR)
         self._outgoing, self._incoming, self._is_its_turn = b"", bytearray(), False
         message = bytes(line + mark) if mark else b""
         if self._is_session:
@@ -241,7 +244,6 @@ class Output:
     """One output stream of a program, up to a number of characters."""
 
     def __init__(self, max_chars: int) -> None:
-        """Open a pipe."""
         self.read_end, self.write_end = os.pipe()
         os.set_blocking(self.read_end, False)
         self._max_chars, self._text = max_chars, ""

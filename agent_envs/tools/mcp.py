@@ -80,14 +80,14 @@ class McpServer:
         require_extra("mcp", "An MCP server", "mcp")
         if not self.timeout > 0:
             raise ConfigurationError(f"timeout must be above 0, not {self.timeout}.")
-        return _shared_session(self, os.getpid()) if self.shared else McpSession(self)
+        with _sharing:
+            return _shared_session(self, os.getpid()) if self.shared else McpSession(self)
 
 
 class McpSession:
     """The tools of a server in one environment; thread-safe."""
 
     def __init__(self, server: McpServer) -> None:
-        """Connect, and list the tools."""
         self.server = server
         self._variables = {name: _variable(name) for name in server.pass_env}
         self._token = None if server.token_env is None else _variable(server.token_env)
@@ -256,6 +256,9 @@ class McpTool(Tool):
     def __call__(self, /, **arguments: Any) -> ToolResult:
         """Call the tool; an argument may have any name."""
         return self._cut(call_with_deadline(lambda: self.function(self, arguments), self.timeout))
+
+
+_sharing = threading.Lock()
 
 
 @functools.cache

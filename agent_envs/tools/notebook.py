@@ -40,7 +40,6 @@ class Notebook:
     """Numbered notes and a plan."""
 
     def __init__(self) -> None:
-        """Make an empty notebook."""
         self.clear()
 
     def clear(self) -> None:

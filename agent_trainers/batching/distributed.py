@@ -14,7 +14,6 @@ class ProcessGroup:
     """The processes of a run. Every method is collective: all processes must call it."""
 
     def __init__(self, accelerator: Any) -> None:
-        """Communicate through `accelerator`."""
         self._accelerator = accelerator
         self.device: torch.device = accelerator.device
         self.size: int = accelerator.num_processes

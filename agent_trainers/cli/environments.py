@@ -57,17 +57,19 @@ def _named_errors(env_id: str, option: str) -> Iterator[None]:
         if isinstance(error, TypeError) and "unexpected keyword argument" in str(error):
             raise ConfigurationError(_unknown_argument(env_id, str(error), option)) from error
         origin = error.__context__ or error  # Gymnasium wraps some errors
-        frame = traceback.extract_tb(origin.__traceback__)[-1]
+        frames = traceback.extract_tb(origin.__traceback__)
+        own = [frame for frame in frames if not frame.filename.startswith("<frozen")]
+        place: Any = error if isinstance(error, SyntaxError) else (own or frames)[-1]
         reason = " ".join(traceback.format_exception_only(error)[-1].split())
         raise ConfigurationError(
-            f"--env {env_id}: {reason} ({frame.filename}, line {frame.lineno})"
+            f"--env {env_id}: {reason} ({place.filename}, line {place.lineno})"
         ) from error
 
 
 def _unknown_argument(env_id: str, text: str, option: str) -> str:
     """Return the message for an unknown keyword argument, with the closest known one."""
     name = text.partition("unexpected keyword argument ")[2].split()[0].strip("'\".")
-    entry_point = gym.registry[env_id.rpartition(":")[2]].entry_point
+    entry_point = getattr(gym.registry.get(env_id.rpartition(":")[2]), "entry_point", None)
     creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
     kinds = getattr(creator, "__mro__", ())[:-1]
     known = [each for kind in kinds for each in inspect.signature(kind.__init__).parameters]

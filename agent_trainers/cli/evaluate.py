@@ -91,7 +91,6 @@ class PolicyArguments:
     seed: int = HfArg(default=0, help="Random seed.")
 
     def __post_init__(self) -> None:
-        """Check ranges and contradictions."""
         check_range(self, "at least 1", lambda value: value >= 1, "batch_size", "max_concurrency",
                     "max_completion_length", "num_tasks", "samples_per_task")  # fmt: skip
         check_range(self, "at least 0", lambda value: value >= 0, "temperature", "top_k", "seed")

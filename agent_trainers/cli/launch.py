@@ -116,7 +116,6 @@ class Interrupted(KeyboardInterrupt):
     """Training was asked to stop."""
 
     def __init__(self, number: int) -> None:
-        """Take the signal's number."""
         super().__init__("Resume from the last checkpoint with the same command and --resume.")
         self.exit_code = 128 + number
 
@@ -125,7 +124,6 @@ class StopRequests(contextlib.ExitStack, TrainerCallback):  # type: ignore[misc]
     """Receives requests to stop while its block runs; a callback that saves and stops."""
 
     def __init__(self, notify: Callable[[str], None]) -> None:
-        """Print what happens next through `notify`."""
         super().__init__()
         self._notify = notify
         self._received: int | None = None
@@ -163,7 +161,6 @@ class StopRequests(contextlib.ExitStack, TrainerCallback):  # type: ignore[misc]
         self._notify(_STOPPING)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Let steps finish from now on."""
         self.can_finish_step = True
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

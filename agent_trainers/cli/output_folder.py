@@ -12,7 +12,7 @@ from typing import Any, Final
 from filelock import FileLock, Timeout
 
 from agent_envs.data.files import write_json
-from agent_envs.errors import ConfigurationError
+from agent_envs.errors import CheckpointError, ConfigurationError
 from agent_trainers.checkpointing.checkpoints import UNFINISHED, WEIGHTS, check_writable, digest
 from agent_trainers.recipes import RUN_SETTINGS
 
@@ -170,7 +170,10 @@ def _check_same_settings(
     """Check that a resumed run has the settings it began with; print a change of its length."""
     if not (path := folder / RUN_SETTINGS).exists():  # stopped before it began
         return
-    saved = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        saved = dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{path} cannot be read ({error}). Choose another folder.") from None
     changes = {
         name: f"{name}: {json.dumps(saved[name])} -> {json.dumps(settings[name])}"
         for name in saved

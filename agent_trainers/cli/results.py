@@ -64,7 +64,6 @@ class SampleCollector(TrainerCallback):  # type: ignore[misc]
         return [sample for batch in shown for sample in batch[:SAMPLES_ON_PAGE]]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Sample the training batch if it is due; collective."""
         trainer, step = self._trainer, state.global_step
         is_due = step in (1, state.max_steps) or (self._every and step % self._every == 0)
         if not is_due or (record := trainer.last_batch) is None:
@@ -77,7 +76,6 @@ class SampleCollector(TrainerCallback):  # type: ignore[misc]
             self.write_page()
 
     def collect_evaluated(self, label: str) -> None:
-        """Sample the last evaluation."""
         trajectories = self._trainer.trajectories["eval"]
         self._sample(BatchRecord(trajectories=trajectories, rows=(), tensors={}), label)
 
@@ -104,7 +102,6 @@ class SampleCollector(TrainerCallback):  # type: ignore[misc]
         return [mark for each in self._trainer.extensions for mark in each.marks(trajectory)]
 
     def write_page(self) -> None:
-        """Write ``trajectories.html``."""
         write_trajectory_page(
             Path(self._trainer.args.output_dir) / "trajectories.html",
             self.samples,

@@ -125,7 +125,6 @@ class TrainArguments(ProgramArguments, ModelArguments):
     overwrite: bool = HfArg(default=False, help="Delete the run in output_dir first.")
 
     def __post_init__(self) -> None:
-        """Check ranges and contradictions."""
         super().__post_init__()
         check_range(self, "at least 0", lambda value: value >= 0, "num_eval_tasks")
         if self.eval_envs is not None and self.num_eval_tasks == 0:

@@ -191,7 +191,6 @@ class HackWatch(Extension):
     """Compare the recent batches of a run with its first ones, per environment."""
 
     def __init__(self) -> None:
-        """Start without batches."""
         self._histories: dict[str, _History] = {}
         self._alarms: dict[tuple[str, str], dict[str, Any]] = {}
 

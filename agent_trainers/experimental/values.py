@@ -256,7 +256,6 @@ class ProcessValue:
     """Value of states and of actions in states, by a critic."""
 
     def __init__(self, critic: CriticModel, renderer: ChatRenderer) -> None:
-        """Evaluate `critic` on messages rendered by `renderer`."""
         self.critic, self.tokenizer = critic.eval(), renderer.tokenizer
         self._renderer = renderer
 

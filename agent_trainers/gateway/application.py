@@ -243,8 +243,10 @@ def _error(error: ApiError) -> Response:
 
 def default_limit() -> int:
     """Return how many connections may be open: half of the process's file descriptors."""
-    import resource  # which Windows lacks
-
+    try:
+        import resource
+    except ImportError:  # on Windows
+        return _MAX_CONNECTIONS
     soft_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     unlimited = soft_limit == resource.RLIM_INFINITY
     return _MAX_CONNECTIONS if unlimited else min(soft_limit // 2, _MAX_CONNECTIONS)

@@ -13,6 +13,7 @@ Any other assistant message was written by the program: the state is rendered ag
 and becomes a separate row.
 """
 
+import bisect
 import itertools
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -266,13 +267,15 @@ class TurnEnd:
         if len(token_ids) >= self.max_tokens or not self.stops:
             return len(token_ids) >= self.max_tokens
         width = max(len(stop.encode("utf-8", "replace")) for stop in self.stops) + _EXTRA_TOKENS
-        return self._find_stop(self.decode(token_ids[-width:])) is not None
+        return self._has_stop(token_ids[-width:])
 
     def cut(self, generation: Generation, max_tokens: int) -> tuple[Generation, str]:
         """Cut a turn at its end; return its tokens up to there, and its text without the stop."""
         ids = generation.completion_ids
-        lengths = range(1, min(len(ids), max_tokens) + 1)
-        num_tokens = next((n for n in lengths if self(ids[:n])), len(lengths))
+        num_tokens = min(len(ids), max_tokens, self.max_tokens)
+        if self.stops and self._has_stop(ids[:num_tokens]):
+            lengths = range(1, num_tokens)
+            num_tokens = 1 + bisect.bisect(lengths, False, key=lambda n: self._has_stop(ids[:n]))
         if num_tokens < len(ids):
             generation = replace(
                 generation,
@@ -285,6 +288,9 @@ class TurnEnd:
         if place is not None:
             generation = replace(generation, finish_reason="stop")
         return generation, generation.text[:place]
+
+    def _has_stop(self, token_ids: Sequence[int]) -> bool:
+        return self._find_stop(self.decode(token_ids)) is not None
 
     def _find_stop(self, text: str | None) -> int | None:
         """Return where the first stop text begins."""
@@ -313,7 +319,8 @@ def read_conversation(
             messages.append({"role": message.role, "content": message.content})
             continue
         names |= {call.id: call.name for call in message.calls}
-        turn = next((t for t in reversed(turns) if _is_turn(t, messages, message)), None)
+        sampled = (t for t in reversed(turns) if t.transition.messages == messages)
+        turn = next((t for t in sampled if t.message.meaning == message.meaning), None)
         if turn:
             messages = [*turn.transition.messages]  # equal, and shared in memory
             text = turn.text
@@ -324,10 +331,6 @@ def read_conversation(
         if turn and turn.is_whole and turn.tools == tools and message is not conversation[-1]:
             previous = turn
     return messages, previous
-
-
-def _is_turn(turn: Turn, messages: list[Message], message: ApiMessage) -> bool:
-    return turn.transition.messages == messages and turn.message.meaning == message.meaning
 
 
 def read_calls(

@@ -5,13 +5,13 @@ import secrets
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from agent_envs.core.tool import Tool
-from agent_envs.errors import AgentEnvsError
+from agent_envs.errors import AgentEnvsError, ConfigurationError
 from agent_trainers.gateway.requests import (
     ApiError,
     ApiMessage,
@@ -55,6 +55,11 @@ class SessionLimits:
     """Duration of one call."""
     timeout_seconds: float = 3_600.0
     """Duration of the session: then its calls are refused, and it counts as failed."""
+
+    def __post_init__(self) -> None:
+        for limit in fields(self):
+            if (value := getattr(self, limit.name)) <= 0:
+                raise ConfigurationError(f"{limit.name} ({value}) must be positive.")
 
 
 class Session:

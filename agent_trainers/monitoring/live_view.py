@@ -70,7 +70,6 @@ class LiveView(TrainerCallback, JupyterMixin):  # type: ignore[misc]
         self._newest: dict[str, float] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Open the view, on the main process."""
         if not state.is_world_process_zero:
             return
         self._step = self._first_step = state.global_step
@@ -99,20 +98,17 @@ class LiveView(TrainerCallback, JupyterMixin):  # type: ignore[misc]
                     self._open.callback(handler.setStream, stderr)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Count the step."""
         self._step = state.global_step
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any
     ) -> None:
-        """Add the newest metrics."""
         if self._is_open and logs:
             self.add(logs)
             if self._handle is not None:
                 self._handle.update(self)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Leave the last panel on the terminal."""
         self.close()
 
     def close(self) -> None:
@@ -231,7 +227,6 @@ class PlainProgress(ProgressCallback):  # type: ignore[misc]
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any
     ) -> None:
-        """Show the newest metrics."""
         logs = logs or {}
         names = {"success": "success", "reward": "return", "episodes/mean_turns": "turns"}
         shown = {label: f"{logs[name]:.2f}" for name, label in names.items() if name in logs}
@@ -239,7 +234,6 @@ class PlainProgress(ProgressCallback):  # type: ignore[misc]
             self.training_bar.set_postfix(shown)
 
     def close(self) -> None:
-        """Close the bar, also after an error; may be called again."""
         if self.training_bar is not None:
             self.training_bar.close()
 

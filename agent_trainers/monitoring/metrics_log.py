@@ -29,7 +29,6 @@ class MetricsLog(TrainerCallback):  # type: ignore[misc]
     """
 
     def __init__(self) -> None:
-        """Write nothing until training begins."""
         self._path: Path | None = None
         self._early: list[str] = []  # an evaluation before training, new or resumed
 
@@ -45,7 +44,6 @@ class MetricsLog(TrainerCallback):  # type: ignore[misc]
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any
     ) -> None:
-        """Append a line."""
         if not state.is_world_process_zero or not logs:
             return
         line = _line({"step": state.global_step, **logs})
@@ -114,7 +112,6 @@ class RunningMeans:
     """Means and maxima over micro-batches, gathered over all processes."""
 
     def __init__(self, processes: ProcessGroup) -> None:
-        """Gather through `processes`."""
         self._processes = processes
         self._sums: dict[str, npt.NDArray[np.float32]] = {}
         self._maxima: dict[str, float] = {}
@@ -129,7 +126,6 @@ class RunningMeans:
         self.add(name, (values.detach() * mask).sum(), mask.sum())
 
     def add_maximum(self, name: str, value: float) -> None:
-        """Add a value to a maximum."""
         self._maxima[name] = max(self._maxima.get(name, value), value)
 
     def gather(self) -> dict[str, float]:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from tokenizers import AddedToken, Tokenizer
+from tokenizers.pre_tokenizers import Metaspace
 from transformers import PreTrainedTokenizerBase
 
 from agent_envs.errors import ConfigurationError
@@ -134,14 +135,15 @@ class ControlTokens:
         ids: list[int] = []
         end = 0
         for id, start, stop in self.find(marked):
-            ids += [*self._encode_plain(marked[end:start]), id]
+            ids += [*self._encode_plain(marked[end:start], is_first=end == 0), id]
             end = stop
-        return ids + self._encode_plain(marked[end:])
+        return ids + self._encode_plain(marked[end:], is_first=end == 0)
 
-    def _encode_plain(self, marked: str) -> list[int]:
-        """Return the tokens of a text without control tokens."""
+    def _encode_plain(self, marked: str, *, is_first: bool) -> list[int]:
+        """Return the tokens of a text without control tokens; `is_first` begins the state."""
         text = marked.replace(_START, "").replace(_EDGE, "")
-        encoding = self._plain.encode(text, add_special_tokens=False)
+        tokenizer = self._plain if is_first else self._inner
+        encoding = tokenizer.encode(text, add_special_tokens=False)
         ids: list[int] = []
         for token, id in zip(encoding.tokens, encoding.ids, strict=True):
             if token in self._words:
@@ -152,6 +154,16 @@ class ControlTokens:
                 letters = [i for letter in token for i in self._plain.encode(letter).ids]
                 ids += [i for i in letters if i not in self._control_ids]
         return ids
+
+    @functools.cached_property
+    def _inner(self) -> Tokenizer:
+        """`_plain` for the text after a control token, which gets no leading blank."""
+        first = self._plain.pre_tokenizer
+        if not isinstance(first, Metaspace) or first.prepend_scheme != "first":
+            return self._plain
+        inner = Tokenizer.from_str(self._plain.to_str())
+        inner.pre_tokenizer = Metaspace(first.replacement, "never", first.split)
+        return inner
 
     @functools.cached_property
     def _plain(self) -> Tokenizer:

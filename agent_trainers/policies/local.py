@@ -199,18 +199,13 @@ class VLLMServerPolicy(TokenPolicy):
         }
         super().__init__(
             renderer,
-            self._complete_all,
+            lambda prompts, rngs: list(map(self._complete_one, prompts, rngs)),
             settings,
             max_prompt_tokens=int(max_model_length) - settings.max_new_tokens,
         )
 
     def close(self) -> None:
         self._client.api.close()
-
-    def _complete_all(
-        self, prompts: list[list[int]], rngs: list[np.random.Generator]
-    ) -> list[Completion]:
-        return [self._complete_one(*each) for each in zip(prompts, rngs, strict=True)]
 
     def _complete_one(self, prompt: list[int], rng: np.random.Generator) -> Completion:
         create, seed = self._client.api.completions.create, int(rng.integers(2**31))

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from agent_envs.core.async_bridge import CallSession
 from agent_envs.core.contexts import estimate_tokens
 from agent_envs.core.messages import Message
+from agent_envs.errors import ConfigurationError
 from agent_trainers.trajectory import Transition
 
 FinishReason = Literal["stop", "length", "overflow"]
@@ -142,6 +143,8 @@ class ConcurrentStream(GenerationStream):
 
     def __init__(self, generate: Generate, max_concurrency: int) -> None:
         super().__init__()
+        if max_concurrency < 1:
+            raise ConfigurationError(f"max_concurrency must be at least 1, not {max_concurrency}.")
         self._generate, self._max_concurrency = generate, max_concurrency
         self._session = CallSession()
 
@@ -212,7 +215,6 @@ class ScriptedPolicy(Policy):
     """A function of the request. Tokens are the UTF-8 bytes of the text."""
 
     def __init__(self, act: Callable[[GenerationRequest], str]) -> None:
-        """Use `act`, which returns the text of one turn."""
         self._act = act
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:

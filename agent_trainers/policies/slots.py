@@ -58,7 +58,6 @@ class SlotCache:
     is_compileable = False
 
     def __init__(self) -> None:
-        """Start empty; the first states determine the shapes."""
         self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._slots = torch.zeros(0, dtype=torch.long)
         self._read: slice | torch.Tensor = slice(0)

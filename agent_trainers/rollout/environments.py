@@ -18,6 +18,7 @@ from pydantic import (
     Strict,
     StrictStr,
     ValidationError,
+    ValidationInfo,
 )
 
 from agent_envs.wrappers.awaited import awaited
@@ -117,8 +118,10 @@ class _Info(BaseModel):
     context: Mapping[str, Any] | None = None
 
 
-def _checked(info: dict[str, Any]) -> dict[str, Any]:
-    _Info.model_validate(info)
+def _checked(info: dict[str, Any], others: ValidationInfo) -> dict[str, Any]:
+    is_over = others.data.get("terminated", False)  # then it describes no state
+    unused = ("messages", "tools") if is_over else ()
+    _Info.model_validate({name: value for name, value in info.items() if name not in unused})
     return info
 
 

@@ -103,7 +103,6 @@ class EnvironmentSource:
     """Schemas of the tools that the model sees."""
 
     def __init__(self, environment: Environment) -> None:
-        """Use an environment of `inspect_environment`."""
         self._make_env, self.num_tasks = environment.make_env, environment.num_tasks
         self.tools = template_tools(environment.states[0])
 

@@ -23,7 +23,6 @@ class TrainerGenerator:
     """Generates for a ``GRPOTrainer``."""
 
     def __init__(self, trainer: Any) -> None:
-        """Take model and settings of `trainer`."""
         self._trainer, self._processes = trainer, trainer.processes
         self._args = args = trainer.args
         self.model = trainer.accelerator.unwrap_model(trainer.model)

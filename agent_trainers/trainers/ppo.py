@@ -242,7 +242,6 @@ class ValueHead(nn.Module):
     """A linear map from hidden states to values, which start at 0."""
 
     def __init__(self, hidden_size: int) -> None:
-        """Accept hidden states of this size."""
         super().__init__()
         self.linear = nn.Linear(hidden_size, 1)
         nn.init.zeros_(self.linear.weight)

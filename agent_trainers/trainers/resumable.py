@@ -145,7 +145,10 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
         path = self._state_file(checkpoint)
         if not path.exists():  # saved by fewer processes
             path = path.with_name("run_state_0.pt")
-        self._restore(torch.load(path, map_location="cpu"), path)
+        try:
+            self._restore(torch.load(path, map_location="cpu"), path)
+        except KeyError as error:
+            raise CheckpointError(f"{path} is of another version: it lacks {error}.") from error
         if self.args.sync_ref_model and (reference := Path(checkpoint) / REFERENCE_FILE).exists():
             self.accelerator.unwrap_model(self.ref_model).load_state_dict(load_file(reference))
 

@@ -42,7 +42,6 @@ class Scorer:
     """Scores batches, however large, one micro-batch at a time."""
 
     def __init__(self, trainer: Any) -> None:
-        """Score for a `StepGRPOTrainer`."""
         self.args: StepGRPOConfig = trainer.args
         self.processes: ProcessGroup = trainer.processes
         self.is_sharded: bool = trainer.generator.is_sharded

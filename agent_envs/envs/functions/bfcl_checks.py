@@ -52,7 +52,6 @@ class BackEnds:
     """The stateful objects of one task."""
 
     def __init__(self, row: Row) -> None:
-        """Set them up in their initial state."""
         self.instances: dict[str, Any] = {}
         for name in row.classes:
             instance = _class(name)()

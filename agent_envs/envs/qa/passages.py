@@ -81,6 +81,10 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
         """
         if top_k < 1:
             raise ConfigurationError(f"top_k must be at least 1, not {top_k}.")
+        if not isinstance(retriever, str) and not hasattr(retriever, "search"):
+            raise ConfigurationError(
+                f"retriever= takes a name or a `Retriever`, not {retriever!r}."
+            )
         self._corpus = (corpus,) if isinstance(corpus, str) else tuple(corpus)
         self._engine, self._top_k = retriever, top_k
         self.is_injected = lookup(VARIANTS, variant, kind="variant")

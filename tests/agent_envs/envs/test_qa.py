@@ -7,7 +7,7 @@ import datasets
 import gymnasium as gym
 import pytest
 
-from agent_envs import DataError
+from agent_envs import ConfigurationError, DataError
 from tests.agent_envs.envs.playing import answer, call, make, solve
 from tests.conftest import (
     GSM8K_ROWS,
@@ -245,3 +245,8 @@ def test_of_a_mixed_file_each_environment_reads_its_own_rows(data_files, tmp_pat
     row = {"question": "Who?", "reward_model": {"ground_truth": {"target": ["Ada", "Ada Holm"]}}}
     env = gym.make(SEARCH_R1["nq"], data=write(tmp_path / "rows.jsonl", [row]))
     assert env.unwrapped.get_task(0).answers == ("Ada", "Ada Holm")
+
+
+def test_a_retriever_is_a_name_or_searches(data_files):
+    with pytest.raises(ConfigurationError, match="retriever= takes a name or a `Retriever`, not 5"):
+        make(MUSIQUE, data=data_files[MUSIQUE], retriever=5)

@@ -308,3 +308,9 @@ def test_waiting_for_a_processor_costs_a_program_no_time(sandbox):
         for burner in burners:
             burner.kill()
             burner.wait()
+
+
+def test_an_argument_that_is_too_long_fails_at_once_and_is_not_the_programs_fault(sandbox):
+    tests = "try: f('a' * 20_000_000)\nexcept Exception: pass\nassert True"
+    verdict = sandbox.check_python("def f(x): return len(x)", tests, limits=QUICK)
+    assert verdict.reason != "timeout"

@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from agent_envs import ConfigurationError
+from agent_envs.errors import CheckpointError, ConfigurationError
 from agent_trainers.cli.output_folder import open_run, settings_of
 
 
@@ -118,3 +118,10 @@ def test_a_resumed_run_keeps_all_settings_but_its_output_and_length(tmp_path):
     data.write_text("another\n")
     with pytest.raises(ConfigurationError, match=r"data: \{\"env_kwargs\.data\": "):
         begin(tmp_path, settings(kwargs), resume=True)
+
+
+def test_damaged_settings_of_a_run_are_named(tmp_path):
+    folder = make_run(tmp_path / "run")
+    (folder / "settings.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"settings\.json cannot be read"):
+        begin(folder, resume=True)

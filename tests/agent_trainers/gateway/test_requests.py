@@ -10,6 +10,8 @@ import pytest
 
 from agent_trainers import Gateway
 from agent_trainers.gateway import SessionLimits
+from agent_trainers.gateway.requests import TurnEnd
+from agent_trainers.policies import Generation
 from agent_trainers.policies.local import transformers_policy
 from agent_trainers.policies.policy import ScriptedPolicy
 from agent_trainers.trajectory import StopReason
@@ -293,3 +295,18 @@ def test_other_endpoints_are_refused(scripted):
     with pytest.raises(openai.NotFoundError, match="404"):
         client_of(session).embeddings.create(model="any", input="x")
     assert [model.id for model in client_of(session).models.list()] == ["policy"]
+
+
+def test_the_end_of_a_turn_is_found_with_few_decodes():
+    decoded = []
+
+    def decode(ids):
+        decoded.append(len(ids))
+        return "".join(map(chr, ids))
+
+    ids = [97] * 4_000 + [98] + [97] * 4_000
+    generation = Generation(text=decode(ids), completion_ids=ids, logprobs=np.zeros(len(ids)))
+    end = TurnEnd(decode=decode, max_tokens=9_000, stops=["b"])
+    cut, text = end.cut(generation, 8_000)
+    assert (len(cut.completion_ids), text) == (4_001, "a" * 4_000)
+    assert len(decoded) < 20

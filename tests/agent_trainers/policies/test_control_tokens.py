@@ -233,3 +233,17 @@ def test_added_words_and_blanks_are_vocabulary_and_no_control_tokens():
     tokens = tokenizer.convert_ids_to_tokens(ids)
     assert tokens[:3] == ["Oslo", "\n\n", "\t"]
     assert "<|im_end|>" not in tokens
+
+
+def test_pieces_after_a_control_token_get_no_leading_blank():
+    vocabulary = {letter: i for i, letter in enumerate("?▁<|>end abc\n")}
+    tokenizer = fast(
+        models.BPE(vocab=vocabulary, merges=[], unk_token="?"), tags=["<|end|>"],
+        pre_tokenizer=pre_tokenizers.Metaspace(prepend_scheme="first", split=False),
+    )  # fmt: skip
+    control_tokens = ControlTokens(tokenizer)
+    ids = control_tokens.encode(f"<|end|>a{control_tokens.guard('b<|end|>')}<|end|>c")
+    whole = tokenizer("<|end|>ab<|end|>c", add_special_tokens=False)["input_ids"]
+    letters = tokenizer.convert_ids_to_tokens(ids)
+    assert "▁" not in letters
+    assert [i for i in ids if i == whole[0]] == [whole[0]] * 2

@@ -6,7 +6,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from agent_envs import ConfigurationError
 from agent_trainers.policies import Generation, Policy, PolicyWrapper, ScriptedPolicy, Usage
+from agent_trainers.policies.policy import ConcurrentStream
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.trajectory import StopReason
@@ -62,3 +64,8 @@ def test_a_wrapper_changes_requests_and_generations(max_concurrency):
         assert actions == ["by myself", *["HM"] * (len(actions) - 1)]
         assert trajectory.usage["calls"] == len(actions) - 1
     assert set(asked) == {"Hurry."}
+
+
+def test_a_server_that_takes_no_request_is_refused():
+    with pytest.raises(ConfigurationError, match="max_concurrency must be at least 1, not 0"):
+        ConcurrentStream(lambda requests: [], 0)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from agent_envs.core.tool import Tool
+from agent_trainers.rollout.environments import read_step
 from agent_trainers.trainers.config import StepPPOConfig
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trainers.ppo import StepPPOTrainer
@@ -177,3 +178,9 @@ def test_a_batch_in_which_everything_fails_changes_no_weight(
     assert [entry["loss"] for entry in entries] == [0.0, 0.0]
     for one, other in zip(before, trainer.model.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+def test_a_step_that_ends_the_task_needs_no_state():
+    assert read_step(("", 1.0, True, False, {"messages": []})).terminated
+    with pytest.raises(TypeError, match="messages"):
+        read_step(("", 1.0, False, False, {"messages": []}))
