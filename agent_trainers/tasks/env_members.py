@@ -112,8 +112,9 @@ def name_members(
         name = member.name or default
         if any(name == other.name for other in named):
             raise ConfigurationError(
-                f"Two environments of the run have the name {name!r}: give each a name, or write "
-                "equal ones as one entry with the sum of their weights."
+                f"Two environments of the run have the name {name!r}: give each a name. Those "
+                "trained are evaluated anyway, and need no entry in eval_envs; equal ones are one "
+                "entry with the sum of their weights."
             )
         named.append(dataclasses.replace(member, name=name))
     return named[: len(trained)], named[len(trained) :]
