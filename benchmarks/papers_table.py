@@ -109,13 +109,12 @@ def _run(arguments: list[str]) -> None:
             for row in ROWS
         }
         results = _compute(grid, runs, options.jobs)
-        seconds = sum(record["result"]["seconds"] for record in grid.stored().values())
-        num_runs = len(grid.stored())
+        stored = grid.stored()
     facts = {
         "command": shlex.join([*PROGRAM.split(), *arguments]),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "hours": seconds / 3600,
-        "num_runs": num_runs,
+        "hours": sum(record["result"]["seconds"] for record in stored.values()) / 3600,
+        "num_runs": len(stored),
         "settings": asdict(options),
         "learning_rates": rates,
         "tuning": tried,

@@ -310,7 +310,9 @@ def chosen_tools(
         chosen += named if isinstance(named, list | tuple) else [named]
     for each in chosen:
         if not isinstance(each, Tool | ToolSource):
-            raise ConfigurationError(f"tools= takes no {each!r}; decorate a function with @tool.")
+            raise ConfigurationError(
+                f"tools= does not take {each!r}. Decorate functions with @tool."
+            )
     return chosen
 
 

@@ -41,15 +41,16 @@ class Source:
     """Reads the rows; a DataError if that fails."""
 
 
-def file_source(path: str | Path) -> Source:
-    """Return a file as a source; a DataError if there is none."""
+def file_source(path: str | Path, *, has_lines: bool = False) -> Source:
+    """Return a file as a source; a DataError if there is none. See `read_records`."""
     path = Path(path).expanduser()
     try:
         status = path.stat()
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}). Check the path.") from None
     version = (status.st_size, status.st_mtime_ns)
-    return Source(str(path), version, functools.partial(read_records, path))
+    rows = functools.partial(read_records, path, has_lines=has_lines)
+    return Source(str(path), version, rows)
 
 
 def hub_source(hub: Hub, split: str) -> Source:

@@ -77,8 +77,7 @@ def halt(env: TextEnv, seed: int, share: float) -> tuple[list[str], Any]:
     """Run a share of an episode; return the actions of the rest, and a snapshot."""
     env.reset(seed=seed)
     actions = _planned_actions(env, seed)
-    env.reset(seed=seed)
-    num_taken = len(list(run_episode(env, seed)))
+    num_taken = len(list(_take(env, actions)))
     start = int(share * num_taken)
     env.reset(seed=seed)
     for action in actions[:start]:
@@ -111,7 +110,11 @@ def run_in_child() -> None:
 
 def run_episode(env: TextEnv, seed: int) -> Iterator[Outcome]:
     """After a reset, take a mistake, the reference actions, and broken ones before the last."""
-    for action in _planned_actions(env, seed):
+    return _take(env, _planned_actions(env, seed))
+
+
+def _take(env: TextEnv, actions: Sequence[str]) -> Iterator[Outcome]:
+    for action in actions:
         outcome = step(env, action)
         yield outcome
         if outcome[2] or outcome[3]:

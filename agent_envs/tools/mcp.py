@@ -80,8 +80,10 @@ class McpServer:
         require_extra("mcp", "An MCP server", "mcp")
         if not self.timeout > 0:
             raise ConfigurationError(f"timeout must be above 0, not {self.timeout}.")
+        if not self.shared:
+            return McpSession(self)
         with _sharing:
-            return _shared_session(self, os.getpid()) if self.shared else McpSession(self)
+            return _shared_session(self, os.getpid())
 
 
 class McpSession:

@@ -48,7 +48,7 @@ class ControlTokens:
         backend: Tokenizer | None = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:  # control tokens in texts could not be told apart
             raise ConfigurationError(
-                f"{type(tokenizer).__name__} is no tokenizer of the library `tokenizers`. Use one."
+                f"{type(tokenizer).__name__} is not backed by `tokenizers`. Use a fast tokenizer."
             )
         self._backend = backend
         added: dict[int, AddedToken] = dict(sorted(tokenizer.added_tokens_decoder.items()))

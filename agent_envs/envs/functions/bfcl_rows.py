@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from agent_envs.core.lookup import lookup
 from agent_envs.core.tool import Tool, ToolResult
+from agent_envs.data.records import read_records
 
 _NON_LIVE: Final = (
     "simple_python", "simple_java", "simple_javascript", "multiple", "parallel",
@@ -120,11 +121,10 @@ def _make_row(record: dict[str, Any], category: str, ground_truth: Sequence[Any]
 
 @functools.cache
 def _read(name: str) -> tuple[dict[str, Any], ...]:
-    """Read a file of the package; not by `read_records`: it has JSON Lines under the name .json."""
+    """Read a file of the package, which has JSON Lines under the name .json."""
     spec = importlib.util.find_spec("bfcl_eval")
     path = Path(getattr(spec, "origin", None) or "").parent / "data" / name
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return tuple(json.loads(line) for line in lines if line.strip())
+    return tuple(read_records(path, has_lines=True))
 
 
 class FunctionTool(Tool):

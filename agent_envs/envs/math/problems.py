@@ -211,9 +211,10 @@ class MATHEnv(MathEnv):
     def load_tasks(self, source: Source) -> Sequence[Task]:
         tasks = super().load_tasks(source)
         for name, wanted in self._wanted.items():
-            known = {str(task.data[name]): task.data[name] for task in tasks}
-            chosen = [lookup(known, str(value), kind=name) for value in wanted or known]
-            tasks = [task for task in tasks if task.data[name] in chosen]
+            if wanted:
+                known = {str(task.data[name]): task.data[name] for task in tasks}
+                chosen = [lookup(known, str(value), kind=name) for value in wanted]
+                tasks = [task for task in tasks if task.data[name] in chosen]
         return tasks
 
 

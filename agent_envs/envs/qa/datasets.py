@@ -6,11 +6,10 @@ data sets in Search-R1's row format have no passages: pass ``corpus=``.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, Final
 
 from agent_envs.core.tasks import Task
-from agent_envs.data.records import read_records
 from agent_envs.data.sources import DatasetSpec, Source, field, file_source, text_field
 from agent_envs.envs.qa import rows
 from agent_envs.envs.qa.passages import PassageQAEnv, UnmarkedQAEnv
@@ -60,7 +59,7 @@ class TwoWikiMultihopQAEnv(PassageQAEnv):
         tasks = super().load_tasks(source)
         if self._aliases is None:
             return tasks
-        known = _load_aliases(file_source(self._aliases))
+        known = _load_aliases(file_source(self._aliases, has_lines=True))
         return [_with_aliases(task, known) for task in tasks]
 
     def score_citations(self, notes: Sequence[Note]) -> dict[str, tuple[Overlap, float]]:
@@ -87,8 +86,7 @@ def _with_aliases(task: Task, known: Mapping[str, Sequence[str]]) -> Task:
 @lru_cache(maxsize=2)
 def _load_aliases(file: Source) -> Mapping[str, tuple[str, ...]]:
     """Return other names by the id of a Wikidata entity."""
-    rows = partial(read_records, file.name, has_lines=True)
-    return dict(_ALIASES.read_all(replace(file, rows=rows)))
+    return dict(_ALIASES.read_all(file))
 
 
 def _read_aliases(row: Mapping[str, Any], _: int) -> tuple[str, tuple[str, ...]]:

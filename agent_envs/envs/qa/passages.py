@@ -33,10 +33,7 @@ from agent_envs.tools.notebook import Note, Notebook
 from agent_envs.tools.pages import PageReader
 from agent_envs.tools.search import make_search_tool
 
-_CITATION_TERMS: Final = {
-    "supporting_fact_f1": final_metric("supporting_fact_f1"),
-    "joint_f1": final_metric("joint_f1"),
-}
+_CITATION_TERMS: Final = {name: final_metric(name) for name in ("supporting_fact_f1", "joint_f1")}
 
 
 class PassageQAEnv(RetrievalQAEnv, DatasetEnv):

@@ -26,6 +26,7 @@ from agent_envs.formats.tool_formats import TOOL_FORMATS
 from agent_envs.retrieval import RETRIEVERS
 from agent_leaderboard.agents.agent import MakeEnv
 from agent_leaderboard.records.manifest import EnvironmentRecord
+from agent_leaderboard.records.reading import type_adapter
 from agent_leaderboard.records.sealing import Seal, data_seal
 
 DATA_PLACEHOLDER: Final = "${data}"
@@ -170,7 +171,7 @@ def refused_arguments(id: str, kwargs: Mapping[str, Any]) -> Iterator[str]:
             yield f"field 'kwargs': the argument {key!r} is not allowed"
             continue
         try:
-            pydantic.TypeAdapter(ARGUMENTS[key]).validate_python(value)
+            type_adapter(ARGUMENTS[key]).validate_python(value)
         except pydantic.ValidationError:
             yield f"field 'kwargs': {key} = {shown(value)} is not allowed"
 
