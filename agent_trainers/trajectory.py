@@ -5,6 +5,7 @@ Sampled tokens are stored with their log-probabilities: they are the tokens that
 
 import dataclasses
 import gzip
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -134,6 +135,26 @@ class Trajectory:
     def anchors(self) -> list[str]:
         """The observation before each step, shape (S,): the last message of its state."""
         return [str(transition.messages[-1]["content"]) for transition in self.transitions]
+
+    @property
+    def states(self) -> list[str]:
+        """Digest of the history before each step, shape (S,): task, actions and messages."""
+        digest = json.dumps([self.env, self.task_id, self.task])
+        digests, action, known = [], "", list[Message]()
+        for step in self.transitions:
+            # only new messages, unless the context was rewritten: linear in the episode's length
+            extends = known and step.messages[: len(known)] == known
+            messages = step.messages[len(known) :] if extends else step.messages
+            text = json.dumps([digest, action, messages], sort_keys=True, default=repr)
+            digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+            digests.append(digest)
+            action, known = step.action, step.messages
+        return digests
+
+    @property
+    def reward_terms(self) -> list[dict[str, float]]:
+        """Terms of the reward of each step by name, shape (S,)."""
+        return [transition.reward_terms for transition in self.transitions]
 
     @property
     def return_(self) -> float:

@@ -1,13 +1,17 @@
 """Input of advantage estimators, and the arithmetic that they share."""
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, Final, Literal, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.float32]
 Floats = npt.NDArray[np.float64]
+Scale = Literal["group", "batch", "none"]
+
+SCALE_EPSILON: Final = 1e-4
+"""Added to what advantages are divided by, as in TRL."""
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -31,6 +35,14 @@ class Episode(Protocol):
     @property
     def anchors(self) -> Sequence[Hashable]:
         """Observation before each step, or a digest of it, shape (S,)."""
+
+    @property
+    def states(self) -> Sequence[Hashable]:
+        """Digest of the whole history before each step, shape (S,)."""
+
+    @property
+    def reward_terms(self) -> Sequence[Mapping[str, float]]:
+        """Terms of the reward of each step by name, shape (S,)."""
 
     @property
     def is_truncated(self) -> bool:
@@ -74,15 +86,32 @@ def whiten(arrays: Sequence[Array], weights: Sequence[npt.ArrayLike] | None = No
     ]
 
 
-def is_rounding(difference: npt.ArrayLike, value: float, *, epsilon: float = 1e-9) -> Any:
+def is_rounding(difference: npt.ArrayLike, value: npt.ArrayLike, *, epsilon: float = 1e-9) -> Any:
     """Return whether differences from `value` are rounding errors, same shape as `difference`."""
-    return np.abs(difference) <= epsilon * max(1.0, abs(value))
+    return np.abs(difference) <= epsilon * np.maximum(1.0, np.abs(value))
 
 
-def above(values: Floats, baseline: float) -> Floats:
+def above(values: npt.ArrayLike, baseline: npt.ArrayLike) -> Floats:
     """Return ``values - baseline``, exactly 0 where only rounding is left."""
-    difference = values - baseline
+    difference = np.subtract(values, baseline)
     return np.where(is_rounding(difference, baseline), 0.0, difference)
+
+
+def divide_by_rms(
+    advantages: Sequence[npt.NDArray[Any]], grouped: Iterable[Sequence[int]], scale: Scale
+) -> list[Array]:
+    """Divide by the root mean square of each group, or of the batch, plus 1e-4.
+
+    Each episode has the same weight. ``none`` divides by 1.
+    """
+    scaled = [np.asarray(values, np.float32) for values in advantages]
+    parts = list(grouped)
+    for part in parts if scale == "group" else [[i for members in parts for i in members]]:
+        squares = [np.mean(np.square(advantages[i])) for i in part if len(advantages[i])]
+        divisor = 1.0 if scale == "none" else np.sqrt(np.mean(squares or 0.0)) + SCALE_EPSILON
+        for i in part:
+            scaled[i] = (advantages[i] / divisor).astype(np.float32)
+    return scaled
 
 
 def discount(values: Iterable[float], factor: float) -> Floats:

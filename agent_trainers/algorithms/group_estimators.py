@@ -1,24 +1,24 @@
 """Advantages without a critic, relative to the group of the same task or to the batch."""
 
-from collections.abc import Hashable, Sequence
-from typing import Final, Literal
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 import numpy as np
 
+from agent_envs.errors import ConfigurationError
 from agent_trainers.algorithms.episodes import (
+    SCALE_EPSILON,
     Array,
     Episode,
     Floats,
+    Scale,
     above,
+    discount,
+    divide_by_rms,
     groups,
+    is_rounding,
     returns_to_go,
     whiten,
 )
-
-Scale = Literal["group", "batch", "none"]
-
-STD_EPSILON: Final = 1e-4
-"""Added to a group's standard deviation, as TRL does."""
 
 
 def grpo(episodes: Sequence[Episode], *, gamma: float = 1.0, scale: Scale = "group") -> list[Array]:
@@ -28,22 +28,36 @@ def grpo(episodes: Sequence[Episode], *, gamma: float = 1.0, scale: Scale = "gro
     2402.03300, section 4.1.2), with ``R_i`` the discounted return of the episode. `scale` divides
     by the deviation of the ``group``, of the ``batch``, or not at all (``none``).
     """
-    totals = [values[:1] for values in returns_to_go(episodes, gamma)]
-    advantages = _normalise(episodes, totals, scale)
-    return [np.repeat(a, len(e.rewards)) for e, a in zip(episodes, advantages, strict=True)]
+    totals = [float(values[:1].sum()) for values in returns_to_go(episodes, gamma)]
+    return _at_every_step(episodes, _normalise(episodes, np.array(totals), scale))
 
 
 def grpo_step(
     episodes: Sequence[Episode], *, gamma: float = 1.0, scale: Scale = "group"
 ) -> list[Array]:
-    """Give each step its group-normalised return-to-go.
+    """Give each step its return-to-go less the mean of the group's other episodes at that step.
 
-    ``A_{i,t} = (G_{i,t} - mean) / (std + 1e-4)`` with ``G_{i,t} = sum_{k>=t} gamma^(k-t) r_{i,k}``.
-    Mean and variance are taken over all steps of the group, each episode with the same weight
-    whatever its length, so that neither long episodes nor a step's number shift the baseline. Where
-    all reward comes at the end and ``gamma`` is 1, this is `grpo`.
+    ``A_{i,t} = G_{i,t} - mean_{j != i} G_{j,t}`` with ``G_{i,t} = sum_{k>=t} gamma^(k-t) r_{i,k}``
+    over the episodes that have a step t. Where no other has one, the step gets the advantage of the
+    step before, and 0 in a group of one. The baseline does not depend on the action, so the
+    gradient is unbiased for any lengths. `scale` divides by the root mean square of the ``group``
+    or the ``batch`` plus 1e-4, or not at all (``none``). If all reward comes at the end of
+    episodes of equal length, this is `rloo` up to the scale.
     """
-    return _normalise(episodes, returns_to_go(episodes, gamma), scale)
+    returns = returns_to_go(episodes, gamma)
+    grouped = groups(episodes)
+    for members in grouped.values():
+        table = np.full((len(members), max(len(returns[i]) for i in members)), np.nan)  # (G, S)
+        for row, i in enumerate(members):
+            table[row, : len(returns[i])] = returns[i]
+        num_others = np.isfinite(table).sum(0) - 1
+        baselines = (np.nansum(table, 0) - table) / np.maximum(num_others, 1)
+        advantages = above(table, baselines)
+        for t in np.flatnonzero(num_others == 0):
+            advantages[:, t] = advantages[:, t - 1] if t else 0.0
+        for row, i in enumerate(members):
+            returns[i] = advantages[row, : len(returns[i])]
+    return divide_by_rms(returns, grouped.values(), scale)
 
 
 def dr_grpo(episodes: Sequence[Episode], *, gamma: float = 1.0) -> list[Array]:
@@ -96,48 +110,119 @@ def gigpo(
     GiGPO (Feng et al., 2025, arXiv 2505.10978): ``A = A^E + w A^S``. ``A^E`` is `grpo`
     of the undiscounted return. ``A^S`` normalises the return-to-go among all steps of the same
     group that saw the same observation, at any place and also within an episode; it is 0 where the
-    observation was seen once, so with observations that are all different this is `grpo`.
+    observation was seen once, so with observations that are all different this is `grpo`. ``batch``
+    divides the unscaled sum by the batch's root mean square plus 1e-4.
     """
-    advantages = grpo(episodes, scale=scale)
-    returns = returns_to_go(episodes, gamma)
-    for members in groups(episodes).values():
-        places: dict[Hashable, list[tuple[int, int]]] = {}
+    advantages = grpo(episodes, scale="group" if scale == "group" else "none")
+    returns, grouped = returns_to_go(episodes, gamma), groups(episodes)
+    for same in _equal_observations(episodes, grouped.values()):
+        if len(same) < 2:
+            continue
+        values = np.array([returns[i][t] for i, t in same])
+        divisor = values.std(ddof=1) + SCALE_EPSILON if scale == "group" else 1.0
+        for (i, t), value in zip(same, above(values, values.mean()) / divisor, strict=True):
+            advantages[i][t] += step_advantage_weight * value
+    return advantages if scale == "group" else divide_by_rms(advantages, grouped.values(), scale)
+
+
+def gagpo(
+    episodes: Sequence[Episode], *, gamma: float = 1.0, lam: float = 0.95, scale: Scale = "batch"
+) -> list[Array]:
+    """Give each step its generalised advantage, with means over equal observations as values.
+
+    GAGPO (Zhu et al., 2026, arXiv 2605.13217): ``d_t = r_t + gamma V(o_{t+1}) - V(o_t)``,
+    ``A_t = d_t + gamma lam A_{t+1}``. ``V(o)`` is the mean return-to-go of all steps of the group
+    that saw the observation, and 0 after the last step; so ``d_t = 0`` between two observations
+    that were seen once. `scale` is that of `grpo_step`.
+    """
+    returns, grouped = returns_to_go(episodes, gamma), groups(episodes)
+    values = [np.zeros(len(each) + 1) for each in returns]
+    for same in _equal_observations(episodes, grouped.values()):
+        mean = np.mean([returns[i][t] for i, t in same])
+        for i, t in same:
+            values[i][t] = mean
+    for i in (i for members in grouped.values() for i in members):
+        targets = np.asarray(episodes[i].rewards, float) + gamma * values[i][1:]
+        returns[i] = discount(above(targets, values[i][:-1]), gamma * lam)
+    return divide_by_rms(returns, grouped.values(), scale)
+
+
+def max_rl(episodes: Sequence[Episode]) -> list[Array]:
+    """Give every step ``(R - mean) / mean`` with the binary return R of its episode.
+
+    MaxRL (arXiv 2602.02710): with growing groups the expected gradient approaches that of the
+    logarithm of the success rate. 0 in a group without success.
+
+    Raises:
+        ConfigurationError: If a return is neither 0 nor 1.
+    """
+    advantages = dr_grpo(episodes)
+    for group, members in groups(episodes).items():
+        totals = np.array([sum(episodes[i].rewards) for i in members])
+        if not np.all(is_rounding(totals, 0.0) | is_rounding(totals - 1.0, 1.0)):
+            raise ConfigurationError(
+                f"max_rl needs returns of 0 or 1, but group {group!r} has {totals.tolist()}. Keep "
+                "the outcome reward alone (env_kwargs: rewards), or use another estimator."
+            )
+        for i in members:
+            advantages[i] /= max(totals.mean(), 1.0 / len(members))
+    return advantages
+
+
+def gdpo(episodes: Sequence[Episode], *, weights: Mapping[str, float] | None = None) -> list[Array]:
+    """Normalise each reward term in its group, then weight, add up, and normalise in the batch.
+
+    GDPO (Liu et al., 2026, arXiv 2601.05242): ``A_i = sum_k w_k (R_ik - mean_k) / (std_k + 1e-4)``
+    with ``R_ik`` the sum of term k over the episode; then less the mean and divided by the standard
+    deviation of the batch plus 1e-4, as TRL's ``normalize_then_sum``. Every step of an episode gets
+    the same. `weights` are by term, 1 where not given: the scale of a term itself has no effect.
+    """
+    scored = [i for members in groups(episodes).values() for i in members]
+    totals = np.zeros(len(episodes))
+    for name in sorted(
+        {name for i in scored for terms in episodes[i].reward_terms for name in terms}
+    ):
+        sums = [sum(t.get(name, 0.0) for t in episode.reward_terms) for episode in episodes]
+        totals += (weights or {}).get(name, 1.0) * _normalise(episodes, np.array(sums), "group")
+    advantages = above(totals, totals[scored].mean() if scored else 0.0)
+    return _at_every_step(episodes, advantages / (_std(totals[scored]) + SCALE_EPSILON))
+
+
+def _normalise(episodes: Sequence[Episode], totals: Floats, scale: Scale) -> Floats:
+    """Return the totals of episodes less the group's mean, divided by the deviation; (E,)."""
+    grouped, advantages = groups(episodes), np.zeros(len(episodes))
+    spread = _std(totals[[i for members in grouped.values() for i in members]])
+    for members in grouped.values():
+        advantages[members] = above(totals[members], totals[members].mean())
+        if scale != "none":
+            divisor = _std(totals[members]) if scale == "group" else spread
+            advantages[members] /= divisor + SCALE_EPSILON
+    return advantages
+
+
+def _std(values: Floats) -> float:
+    """Return the unbiased standard deviation; 0 for fewer than two values."""
+    return float(values.std(ddof=1)) if len(values) > 1 else 0.0
+
+
+def _at_every_step(episodes: Sequence[Episode], advantages: Floats) -> list[Array]:
+    """Repeat the advantage of an episode for each step; (0,) if it is not scorable."""
+    return [
+        np.full(len(episode.rewards) if episode.is_scorable else 0, advantage, np.float32)
+        for episode, advantage in zip(episodes, advantages, strict=True)
+    ]
+
+
+def _equal_observations(
+    episodes: Sequence[Episode], grouped: Iterable[Sequence[int]]
+) -> list[list[tuple[int, int]]]:
+    """Return the places, episode and step, of each observation of each group."""
+    places: dict[tuple[int, Hashable], list[tuple[int, int]]] = {}
+    for number, members in enumerate(grouped):
         for i in members:
             for t, anchor in enumerate(episodes[i].anchors):
-                places.setdefault(anchor, []).append((i, t))
-        for same in places.values():
-            if len(same) < 2:
-                continue
-            values = np.array([returns[i][t] for i, t in same])
-            divisor = 1.0 if scale == "none" else values.std(ddof=1) + STD_EPSILON
-            for (i, t), value in zip(same, above(values, values.mean()) / divisor, strict=True):
-                advantages[i][t] += step_advantage_weight * value
-    return advantages
-
-
-def _normalise(episodes: Sequence[Episode], values: Sequence[Floats], scale: Scale) -> list[Array]:
-    """Subtract the group's mean from each episode's values and divide by the standard deviation."""
-    grouped = groups(episodes)
-    batch = [i for members in grouped.values() for i in members]
-    advantages = [np.zeros(0, np.float32) for _ in episodes]
-    for members in grouped.values():
-        mean = np.mean([values[i].mean() for i in members])
-        divisor = 1.0
-        if scale != "none":
-            divisor = _std([values[i] for i in (members if scale == "group" else batch)])
-            divisor += STD_EPSILON
-        for i in members:
-            advantages[i] = (above(values[i], mean) / divisor).astype(np.float32)
-    return advantages
-
-
-def _std(values: Sequence[Floats]) -> float:
-    """Return the unbiased standard deviation, each episode weighing the same; 0 for a singleton."""
-    if len(values) < 2:
-        return 0.0
-    mean = np.mean([v.mean() for v in values])
-    squares = sum(float(np.mean((v - mean) ** 2)) for v in values)
-    return float(np.sqrt(squares / (len(values) - 1)))
+                places.setdefault((number, anchor), []).append((i, t))
+    return list(places.values())
 
 
 def _token_weights(episodes: Sequence[Episode]) -> list[Sequence[int]]:

@@ -9,6 +9,7 @@ of shape (S,) (``""`` without roles, None for a reward of all), and ``frozen_rol
 trained.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -51,19 +52,22 @@ def take_apart(episode: Any) -> list[Any]:
         if role in episode.frozen_roles:
             continue
         steps = [t for t, name in enumerate(episode.roles) if name == role]
-        rewards = [0.0] * len(steps)
-        owners = episode.reward_owners
-        for t, (reward, owner) in enumerate(zip(episode.rewards, owners, strict=True)):
+        rewards, reward_terms = [0.0] * len(steps), [Counter[str]() for _ in steps]
+        for t, owner in enumerate(episode.reward_owners):
             before = sum(step <= t for step in steps)  # earlier rewards are not its own
             if before and owner in (None, role):
-                rewards[before - 1] += reward
+                rewards[before - 1] += episode.rewards[t]
+                for name, value in episode.reward_terms[t].items():
+                    reward_terms[before - 1][name] += value
         parts.append(
             replace(
                 episode,
                 group_id=f"{episode.group_id}/{role}",
                 rewards=rewards,
+                reward_terms=reward_terms,
                 lengths=[episode.lengths[t] for t in steps],
                 anchors=[episode.anchors[t] for t in steps],
+                states=[episode.states[t] for t in steps],
                 roles=[role] * len(steps),
             )
         )

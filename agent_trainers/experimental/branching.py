@@ -3,26 +3,30 @@
 ``--advantage_estimator agent_trainers.experimental.branching:vine`` (or ``:tree``) attaches
 `Branching`; ``--extensions '{"agent_trainers.experimental.branching:Branching": {"budget": 2}}'``
 sets its budget. A branch is an episode with ``start > 0``: it shares its first ``start`` steps with
-the episode it branched off. States of a group with the same anchor are pooled, as in `gigpo`.
+the episode it branched off. States of a group are equal if their whole history is; the option
+``states="observation"`` pools those with the same observation, as in `gigpo`, which is biased where
+later rewards depend on what the observation does not show.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import numpy as np
 
+from agent_envs.core.lookup import lookup
 from agent_envs.errors import ConfigurationError, SnapshotError
 from agent_trainers.algorithms import episodes as credit
 from agent_trainers.algorithms.advantages import find_estimator
 from agent_trainers.algorithms.episodes import (
     Array,
     Floats,
+    Scale,
     above,
+    divide_by_rms,
     groups,
     is_rounding,
     returns_to_go,
 )
-from agent_trainers.algorithms.group_estimators import STD_EPSILON, Scale
 from agent_trainers.monitoring.episode_statistics import summarise
 from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.trainers.extensions import Extension
@@ -34,6 +38,7 @@ _BRANCH_DRAWS: Final = 2
 """Separates the random draws of branches from those of episodes, whose second number is 0 or 1."""
 Visit = tuple[int, int]
 """An episode and a step of it."""
+States = Literal["history", "observation"]
 
 
 class Episode(credit.Episode, Protocol):
@@ -44,26 +49,51 @@ class Episode(credit.Episode, Protocol):
         """First step that the episode does not share with another."""
 
 
-def vine(episodes: Sequence[Episode], *, gamma: float = 1.0, scale: Scale = "group") -> list[Array]:
+def vine(
+    episodes: Sequence[Episode],
+    *,
+    gamma: float = 1.0,
+    scale: Scale = "group",
+    states: States = "history",
+) -> list[Array]:
     """Estimate ``r_t + gamma V(s_{t+1}) - V(s_t)`` per step, with values measured by branches.
 
     VinePPO (arXiv 2410.01679, section 4) over environment steps. ``V`` is the mean return from the
     state over branches, the episode and others of the group. A state with a single visit has no
     value: the return extends to the next state with one, and the step has the advantage of the step
     before. ``V(s_t)`` leaves out the episode itself; without branches and equal states this is
-    `rloo`. Branches have advantage 0. `scale` divides by the root mean square of the advantages of
-    the ``group`` or the ``batch`` plus 1e-4, or not at all (``none``).
+    `rloo`. Branches have advantage 0. `scale` is that of `grpo_step`, over unshared steps.
     """
-    return _value_differences(episodes, gamma, scale, branches_learn=False)
+    return _value_differences(episodes, gamma, scale, states, branches_learn=False)
 
 
-def tree(episodes: Sequence[Episode], *, gamma: float = 1.0, scale: Scale = "group") -> list[Array]:
+def tree(
+    episodes: Sequence[Episode],
+    *,
+    gamma: float = 1.0,
+    scale: Scale = "group",
+    states: States = "history",
+) -> list[Array]:
     """Estimate the advantages of `vine` for branches, too.
 
     As in Tree-GRPO (arXiv 2509.21240) and ARPO (arXiv 2507.19849). The shared steps of a branch
     have advantage 0, because they count in the episode it branched off.
     """
-    return _value_differences(episodes, gamma, scale, branches_learn=True)
+    return _value_differences(episodes, gamma, scale, states, branches_learn=True)
+
+
+def rtmc(
+    episodes: Sequence[Episode],
+    *,
+    gamma: float = 1.0,
+    scale: Scale = "group",
+    states: States = "history",
+) -> list[Array]:
+    """Estimate the advantages of `vine` without branches, from equal states of the group alone.
+
+    RTMC (arXiv 2604.11037), which pools the returns of parallel rollouts into values of states.
+    """
+    return vine(episodes, gamma=gamma, scale=scale, states=states)
 
 
 vine.uses_branches = tree.uses_branches = True  # type: ignore[attr-defined]
@@ -78,6 +108,7 @@ def allocate_branches(
     budget: float,
     *,
     gamma: float = 1.0,
+    states: States = "history",
     from_branches: bool = False,
 ) -> list[list[int]]:
     """Return the number of branches before each step that reduces the variance of values most.
@@ -92,7 +123,7 @@ def allocate_branches(
     start in branches. Counts are of shape (S,), and 0 for the first state, which the group shares.
     """
     counts = [[0] * len(episode.rewards) for episode in episodes]
-    candidates = _candidates(episodes, gamma, from_branches=from_branches)
+    candidates = _candidates(episodes, gamma, states, from_branches=from_branches)
     gains = np.array([candidate.gain(0) for candidate in candidates])
     costs = np.array([candidate.cost for candidate in candidates])
     num_new = [0] * len(candidates)
@@ -122,13 +153,13 @@ class _Candidate(NamedTuple):
 
 
 def _candidates(
-    episodes: Sequence[Episode], gamma: float, *, from_branches: bool
+    episodes: Sequence[Episode], gamma: float, states: States, *, from_branches: bool
 ) -> list[_Candidate]:
-    returns = returns_to_go(episodes, gamma)
+    returns, keys = returns_to_go(episodes, gamma), _state_keys(episodes, states)
     found = []
     for members in groups(episodes).values():
         spreads = _spreads([returns[i] for i in members if episodes[i].start == 0])
-        for visits in _visits(episodes, members).values():
+        for visits in _visits(episodes, keys, members).values():
             places = [
                 (i, t)
                 for i, t in visits
@@ -157,59 +188,65 @@ def _spreads(returns: Sequence[Floats]) -> list[float]:
 
 
 def _value_differences(
-    episodes: Sequence[Episode], gamma: float, scale: Scale, *, branches_learn: bool
+    episodes: Sequence[Episode], gamma: float, scale: Scale, states: States, *, branches_learn: bool
 ) -> list[Array]:
-    returns = returns_to_go(episodes, gamma)
+    returns, keys = returns_to_go(episodes, gamma), _state_keys(episodes, states)
     advantages = [np.zeros(len(values)) for values in returns]
     learners = []
     for members in groups(episodes).values():
-        visits = _visits(episodes, members)
+        visits = _visits(episodes, keys, members)
         values = {
             state: float(np.mean([returns[i][t] for i, t in same]))
             for state, same in visits.items()
             if len({i for i, _ in same}) > 1
         }
-        backed_up = {i: _back_up(episodes[i], values, gamma) for i in members}
+        backed_up = {i: _back_up(episodes[i], keys[i], values, gamma) for i in members}
         own = [i for i in members if branches_learn or episodes[i].start == 0]
         for i in own:
             start = episodes[i].start
             for t in range(start, len(returns[i])):
-                visited = visits[episodes[i].anchors[t]]
+                visited = visits[keys[i][t]]
                 others = [backed_up[j][u] for j, u in visited if j != i]
                 if others:
-                    advantages[i][t] = above(backed_up[i][t], float(np.mean(others)))
+                    advantages[i][t] = above(backed_up[i][t], np.mean(others))
                 elif t > start:
                     advantages[i][t] = advantages[i][t - 1]
         learners.append(own)
-    batch = [i for own in learners for i in own]
-    for own in learners if scale != "none" else ():
-        # root mean square over unshared steps, each episode with the same weight
-        unshared = [
-            advantages[i][episodes[i].start :] for i in (own if scale == "group" else batch)
-        ]
-        squares = [float(np.mean(values**2)) for values in unshared if len(values)]
-        divisor = float(np.sqrt(np.mean(squares or 0.0))) + STD_EPSILON
-        for i in own:
-            advantages[i] = advantages[i] / divisor
-    return [values.astype(np.float32) for values in advantages]
+    starts = [episode.start for episode in episodes]
+    unshared = [values[start:] for values, start in zip(advantages, starts, strict=True)]
+    scaled = divide_by_rms(unshared, learners, scale)
+    return [
+        np.pad(own, (len(values) - len(own), 0))
+        for own, values in zip(scaled, advantages, strict=True)
+    ]
 
 
-def _visits(episodes: Sequence[Episode], members: Sequence[int]) -> dict[Hashable, list[Visit]]:
+def _state_keys(episodes: Sequence[Episode], states: States) -> list[Sequence[Hashable]]:
+    """Return the key of the state before each step of each episode, (S,) each."""
+    field = lookup({"history": "states", "observation": "anchors"}, states, kind="states")
+    return [getattr(episode, field) for episode in episodes]
+
+
+def _visits(
+    episodes: Sequence[Episode], keys: Sequence[Sequence[Hashable]], members: Sequence[int]
+) -> dict[Hashable, list[Visit]]:
     """Return the visits of each state, without shared steps."""
     visits: dict[Hashable, list[Visit]] = {}
     for i in members:
         for t in range(episodes[i].start, len(episodes[i].rewards)):
-            visits.setdefault(episodes[i].anchors[t], []).append((i, t))
+            visits.setdefault(keys[i][t], []).append((i, t))
     return visits
 
 
-def _back_up(episode: Episode, values: dict[Hashable, float], gamma: float) -> Floats:
+def _back_up(
+    episode: Episode, keys: Sequence[Hashable], values: Mapping[Hashable, float], gamma: float
+) -> Floats:
     """Return the rewards up to the next state with a value, plus that value; shape (S,)."""
     totals = np.zeros(len(episode.rewards))
     ahead = 0.0
     for t in range(len(totals) - 1, -1, -1):
         totals[t] = episode.rewards[t] + gamma * ahead
-        ahead = values.get(episode.anchors[t], totals[t])
+        ahead = values.get(keys[t], totals[t])
     return totals
 
 
@@ -287,6 +324,7 @@ class Branching(Extension):
             everyone,
             self._budget * num_steps * (place[-1] + 1) / NUM_ROUNDS - spent,
             gamma=args.gamma,
+            states=args.estimator_settings.get("states", "history"),
             from_branches=self._trains_branches,
         )
         chosen = [

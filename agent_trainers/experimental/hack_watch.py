@@ -109,8 +109,8 @@ def tally(episodes: Sequence[WatchedEpisode], earlier: Sequence[Tally] = ()) -> 
     }
     for name in ("answer_every_turn", "copied_passages", "judge_addressed"):
         sums[name] = (sum(name in signs for _, signs in scored), len(scored))
-    for name in {name for e in solved for name in e.reward_terms}:
-        sums[f"solved/{name}"] = (sum(e.reward_terms.get(name, 0.0) for e in solved), len(solved))
+    for name in {name for e in solved for name in e.term_sums}:
+        sums[f"solved/{name}"] = (sum(e.term_sums.get(name, 0.0) for e in solved), len(solved))
     counts = {name: [float(part), float(whole)] for name, (part, whole) in sums.items() if whole}
     known = [*earlier, counts]
     if measured:
@@ -120,7 +120,7 @@ def tally(episodes: Sequence[WatchedEpisode], earlier: Sequence[Tally] = ()) -> 
         # they collected more of a term than a success does
         num_farming = sum(
             any(
-                e.reward_terms.get(name, 0.0) > (mean(known, f"solved/{name}") or 0) + _ROUNDING
+                e.term_sums.get(name, 0.0) > (mean(known, f"solved/{name}") or 0) + _ROUNDING
                 for name in (n.removeprefix(FARMED) for n in signs if n.startswith(FARMED))
             )
             for e, signs in failed

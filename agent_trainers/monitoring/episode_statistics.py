@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from agent_envs.errors import RolloutError
+from agent_trainers.algorithms.episodes import is_rounding
 from agent_trainers.algorithms.roles import take_apart
 from agent_trainers.rollout.evaluation import means
 from agent_trainers.trajectory import StopReason, Trajectory
@@ -44,10 +45,12 @@ class EpisodeSummary:
     """Number of action tokens of each step."""
     anchors: tuple[bytes, ...]
     """Digest of the observation before each step."""
+    states: tuple[str, ...]
+    """Digest of the history before each step."""
     is_truncated: bool
     is_scorable: bool
-    reward_terms: dict[str, float]
-    """Sum of each reward term over the episode."""
+    reward_terms: tuple[Mapping[str, float], ...]
+    """Reward terms of each step by name."""
     metrics: dict[str, float]
     """Metrics of the environment at the end."""
     stop_reason: StopReason
@@ -89,19 +92,20 @@ class EpisodeSummary:
         """Whether the environment counts the episode as a success."""
         return self.metrics.get("success", 0.0) > 0.0
 
+    @property
+    def term_sums(self) -> dict[str, float]:
+        """Sum of each reward term over the episode."""
+        return _sum(self.reward_terms)
+
 
 def summarise(
     trajectory: Trajectory, reward_factors: Mapping[str, float] | None = None
 ) -> EpisodeSummary:
     """Return the numbers of a trajectory; its reward terms are multiplied by `reward_factors`."""
     factors = reward_factors or {}
-    terms: dict[str, float] = {}
     rewards = trajectory.rewards
-    for t, transition in enumerate(trajectory.transitions):
-        for name, value in transition.reward_terms.items():
-            factor = factors.get(name, 1.0)
-            terms[name] = terms.get(name, 0.0) + factor * value
-            rewards[t] += (factor - 1.0) * value
+    for t, terms in enumerate(trajectory.reward_terms):
+        rewards[t] += sum((factors.get(name, 1.0) - 1.0) * value for name, value in terms.items())
     actions = [transition.info.get("action") or {} for transition in trajectory.transitions]
     # a turn may contain several calls; its seconds are those of all
     with_calls = [t for t, action in enumerate(actions) if action.get("kind") == "tool_call"]
@@ -118,9 +122,13 @@ def summarise(
             hashlib.blake2b(anchor.encode("utf-8", "surrogatepass"), digest_size=8).digest()
             for anchor in trajectory.anchors
         ),
+        states=tuple(trajectory.states),
         is_truncated=trajectory.is_truncated,
         is_scorable=trajectory.is_scorable,
-        reward_terms=terms,
+        reward_terms=tuple(
+            {name: factors.get(name, 1.0) * value for name, value in terms.items()}
+            for terms in trajectory.reward_terms
+        ),
         metrics=dict(trajectory.metrics),
         stop_reason=trajectory.stop_reason,
         error=trajectory.error,
@@ -178,7 +186,7 @@ def trainer_metrics(
     metrics |= {f"metrics/{name}": value for name, value in measured.items()}
     if "success" in measured:
         metrics["success"] = measured["success"]
-    terms = [episode.reward_terms for episode in scored]
+    terms = [episode.term_sums for episode in scored]
     num_steps = max(1, sum(episode.num_steps for episode in scored))
     metrics |= {f"rewards/{name}": value for name, value in means(terms).items()}
     metrics |= {f"rewards_per_step/{name}": sum_ / num_steps for name, sum_ in _sum(terms).items()}
@@ -280,7 +288,7 @@ def _share_without_variance(scored: Sequence[EpisodeSummary]) -> float:
     for episode in scored:
         returns.setdefault(episode.group_id, []).append(sum(episode.rewards))
     spreads = [max(values) - min(values) for values in returns.values() if len(values) > 1]
-    return sum(spread <= 1e-9 for spread in spreads) / max(1, len(spreads))
+    return float(np.sum(is_rounding(spreads, 0.0))) / max(1, len(spreads))
 
 
 def env_metrics(episodes: Sequence[EpisodeSummary], names: Sequence[str]) -> dict[str, float]:

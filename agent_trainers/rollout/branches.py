@@ -6,9 +6,7 @@ like any other.
 """
 
 import dataclasses
-import hashlib
 import itertools
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -144,11 +142,3 @@ def plan_branches(
             ]
         )  # fmt: skip
     return planned
-
-
-def state_key(trajectory: Trajectory, step: int) -> str:
-    """Return a digest of the state before a step: its episode, the actions so far and messages."""
-    actions = [transition.action for transition in trajectory.transitions[:step]]
-    messages = trajectory.transitions[step].messages
-    parts = [trajectory.env, trajectory.task, trajectory.seed, actions, list(messages)]
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=repr).encode()).hexdigest()

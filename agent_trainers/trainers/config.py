@@ -38,6 +38,13 @@ PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
     "reinforce++": {"advantage_estimator": "reinforce_pp"},
     "reinforce++-baseline": {"advantage_estimator": "reinforce_pp_baseline"},
     "gigpo": {"advantage_estimator": "gigpo"},
+    "gagpo": {"advantage_estimator": "gagpo", "scale_rewards": "batch"},
+    "max_rl": {"advantage_estimator": "max_rl"},
+    "gdpo": {"advantage_estimator": "gdpo"},
+    **{
+        name: {"advantage_estimator": f"agent_trainers.experimental.branching:{name}"}
+        for name in ("rtmc", "vine", "tree")
+    },
     "ppo": {"advantage_estimator": "gae_token"},
     "step_ppo": {
         "advantage_estimator": "gae_step",
@@ -136,7 +143,7 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
     estimator_kwargs: str | None = HfArg(
         default=None,
         help="Further options of the estimator as JSON: token_gamma and token_lam of gae_bilevel, "
-        "step_advantage_weight of gigpo: '{\"token_lam\": 0.95}'.",
+        "step_advantage_weight of gigpo, weights of gdpo: '{\"token_lam\": 0.95}'.",
     )
     loss_denominator: str = HfArg(
         default="token",
@@ -263,6 +270,7 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
             lookup(dict.fromkeys(known), name, kind=f"option of {estimator}")
         is_masked = self.advantage_mask or estimator == "gae_token" or ":" in estimator
         unused = {
+            "gamma": self.gamma != 1.0 and "gamma" not in known,
             "lam": self.lam is not None and "lam" not in known,
             "scale_rewards": self.scale_rewards != "group" and "scale" not in known,
             "advantage_mask": not is_masked,

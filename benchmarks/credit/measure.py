@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 from agent_envs.errors import RolloutError
 from agent_trainers.algorithms.episodes import discount
 from agent_trainers.experimental.branching import allocate_branches
-from agent_trainers.rollout.branches import RecordedState, state_key
+from agent_trainers.rollout.branches import RecordedState
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.trajectory import Trajectory, Transition
@@ -67,10 +67,7 @@ class Measurement:
             raise RolloutError(
                 f"No episode of the batch could be scored. {_first_error(collected)}"
             )
-        self._keys = [
-            [state_key(t, step)[:16] for step in range(len(t.transitions))]
-            for t in self.trajectories
-        ]
+        self._keys = [trajectory.states for trajectory in self.trajectories]
         self._costs = dict.fromkeys(
             ("branch_steps", "truth_steps", "truth_tokens", "truth_branches"), 0.0
         )
@@ -116,7 +113,6 @@ class Measurement:
             episodes.append(
                 replace(
                     describe(trajectory),
-                    states=keys,
                     values=[list(map(float, v)) for v in values[i]] if values is not None else [],
                     advantages=_rounded(_advantages(trajectory, keys, means)),
                     standard_errors=_rounded(np.sqrt(here + ahead)),
@@ -282,6 +278,8 @@ def describe(trajectory: Trajectory) -> CreditEpisode:
             hashlib.sha256(anchor.encode(errors="surrogatepass")).hexdigest()[:12]
             for anchor in trajectory.anchors
         ],
+        states=trajectory.states,
+        reward_terms=trajectory.reward_terms,
         is_truncated=trajectory.is_truncated,
         start=trajectory.start,
     )

@@ -93,7 +93,7 @@ def estimates_of(row: Row, batch: CreditBatch) -> list[Array] | None:
     """Return the estimated advantages of a batch's measured episodes, (S,) each.
 
     Advantages per token are averaged over each step. None if the row needs the values of a critic
-    and the batch has none.
+    and the batch has none, or if an estimator of the package refuses the batch's rewards.
 
     Raises:
         ConfigurationError: If the estimator returns neither one number per step nor per token.
@@ -108,7 +108,12 @@ def estimates_of(row: Row, batch: CreditBatch) -> list[Array] | None:
         options["values"] = [episode.values for episode in episodes]
     elif row.critic:
         options["values"] = [[[0.0] * length for length in e.lengths] for e in episodes]
-    advantages = estimate(estimator, episodes, **options)
+    try:
+        advantages = estimate(estimator, episodes, **options)
+    except ConfigurationError:
+        if row.estimator in ADVANTAGE_ESTIMATORS:
+            return None
+        raise
     return [
         _per_step(row, values, episode)
         for values, episode in zip(advantages, episodes, strict=True)

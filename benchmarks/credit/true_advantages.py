@@ -31,6 +31,10 @@ class CreditEpisode:
     """Tokens of each action, shape (S,)."""
     anchors: list[str]
     """Digest of the observation before each step, shape (S,)."""
+    states: list[str]
+    """Digest of the history before each step, shape (S,): of task, actions and messages."""
+    reward_terms: list[dict[str, float]]
+    """Terms of the reward of each step by name, shape (S,)."""
     is_truncated: bool = False
     """Whether the episode was truncated."""
     is_scorable: bool = True
@@ -39,8 +43,6 @@ class CreditEpisode:
     """First step that the episode does not share with the one it branched off."""
     values: list[list[float]] = field(default_factory=list)
     """A critic's value before each token of each step."""
-    states: list[str] = field(default_factory=list)
-    """Digest of the state before each step, shape (S,): of task, actions and messages."""
     advantages: list[float] = field(default_factory=list)
     """True advantage of each step, shape (S,): ``r_t + V(s_{t+1}) - V(s_t)``, undiscounted, where V
     is the mean return of branches, and 0 after the last step."""
@@ -112,7 +114,10 @@ def load_batches(path: str | Path) -> list[CreditBatch]:
 
 
 def _check_lengths(episode: CreditEpisode, place: str) -> None:
-    per_step: dict[str, Sequence[Any]] = {"lengths": episode.lengths, "anchors": episode.anchors}
+    per_step: dict[str, Sequence[Any]] = {
+        "lengths": episode.lengths, "anchors": episode.anchors, "states": episode.states,
+        "reward_terms": episode.reward_terms,
+    }  # fmt: skip
     if episode.values:
         per_step["values"] = episode.values
     if episode.advantages:

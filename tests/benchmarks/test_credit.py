@@ -26,6 +26,7 @@ from tests.benchmarks.test_credit_scores import COSTS
 
 def episode(**changes):
     settings = {"group_id": "g", "rewards": [0.0, 1.0], "lengths": [2, 3], "anchors": ["x", "y"],
+                "states": ["x", "xy"], "reward_terms": [{}, {"outcome": 1.0}],
                 "values": [[0.5, 0.5], [0.75, 0.5, 0.25]], "advantages": [0.25, 0.5],
                 "standard_errors": [0.1, 0.1], "halves": [[0.25, 0.5]] * 2}  # fmt: skip
     return CreditEpisode(**(settings | changes))
@@ -38,7 +39,9 @@ def batch_of(*episodes):
     )  # fmt: skip
 
 
-BATCH = batch_of(episode(), episode(rewards=[0.0, 0.0], anchors=["x", "z"]))
+BATCH = batch_of(
+    episode(), episode(rewards=[0.0, 0.0], anchors=["x", "z"], states=["x", "xz"])
+)  # fmt: skip
 
 
 def test_every_estimator_of_the_package_is_scored():

@@ -22,6 +22,7 @@ def batch(noise, seed=1, num_tasks=40, rng_seed=0):
             true.append(a)
             episodes.append(CreditEpisode(
                 group_id=str(task), rewards=[0.0] * 6, lengths=[1] * 6, anchors=["x"] * 6,
+                states=["x"] * 6, reward_terms=[{}] * 6,
                 advantages=halves.mean(0).tolist(), standard_errors=[noise] * 6,
                 halves=halves.tolist(),
             ))  # fmt: skip

@@ -12,7 +12,8 @@ from agent_trainers.algorithms.advantages import (
     needs_values,
 )
 
-NO_CRITIC = [name for name in ADVANTAGE_ESTIMATORS if not needs_values(name)]
+ANY_REWARD = [name for name in ADVANTAGE_ESTIMATORS if name != "max_rl"]
+NO_CRITIC = [name for name in ANY_REWARD if not needs_values(name)]
 CRITIC = [name for name in ADVANTAGE_ESTIMATORS if needs_values(name)]
 WHITENED = ("reinforce_pp", "reinforce_pp_baseline")
 
@@ -25,10 +26,12 @@ class Episode:
     is_truncated: bool = False
     lengths: list = field(default=None)
     anchors: list = field(default=None)
+    reward_terms: list = field(default=None)
 
     def __post_init__(self):
         self.lengths = self.lengths or [1] * len(self.rewards)
         self.anchors = self.anchors or list(range(len(self.rewards)))
+        self.reward_terms = self.reward_terms or [{"reward": r} for r in self.rewards]
 
 
 def group(*rewards, **settings):
@@ -55,17 +58,32 @@ def test_grpo_gives_every_step_the_group_normalised_return():
     ]
 
 
-def test_grpo_step_gives_each_step_its_return_to_go():
-    # G = (1.1, 1.0) and (0, 0); episode means 1.05 and 0, so the mean is 0.525.
-    # variance = [((0.575^2 + 0.475^2) / 2) + 0.525^2] / (2 - 1) = 0.278125 + 0.275625 = 0.55375
-    advantages = estimate("grpo_step", group([0.1, 1.0], [0.0, 0.0]))
-    divisor = 0.55375**0.5 + 1e-4
-    assert advantages[0] == pytest.approx([0.575 / divisor, 0.475 / divisor])
-    assert advantages[1] == pytest.approx([-0.525 / divisor] * 2)
+def test_grpo_step_compares_each_step_with_the_same_step_of_the_others():
+    # G = (3, 2), (1, 1), (0): step 0 against (1 + 0) / 2, (3 + 0) / 2, (3 + 1) / 2; step 1 against
+    # the one other episode that has it
+    episodes = group([1.0, 2.0], [0.0, 1.0], [0.0])
+    advantages = estimate("grpo_step", episodes, scale="none")
+    assert [a.tolist() for a in advantages] == [[2.5, 1.0], [-0.5, -1.0], [-2.0]]
+    # mean squares of the episodes: (6.25 + 1) / 2, (0.25 + 1) / 2, 4; their mean is 2.75
+    scaled = np.concatenate(estimate("grpo_step", episodes))
+    assert scaled == pytest.approx(np.concatenate(advantages) / (2.75**0.5 + 1e-4))
+    # gamma 0.5: G = (2, 2), (0.5, 1), (0)
+    discounted = estimate("grpo_step", episodes, gamma=0.5, scale="none")
+    assert [a.tolist() for a in discounted] == [[1.75, 1.0], [-0.5, -1.0], [-1.25]]
 
-    # gamma 0.5: G_0 = 0 + 0.5 * 1 = 0.5; without scaling A = G - mean, mean = ((0.5 + 1) / 2) / 2
-    advantages = estimate("grpo_step", group([0, 1], [0, 0]), gamma=0.5, scale="none")
-    assert advantages[0] == pytest.approx([0.5 - 0.375, 1 - 0.375])
+
+def test_grpo_step_repeats_the_last_comparison_where_no_other_episode_is_left():
+    # G = (2, 2, 1) and (1): step 0 is 2 - 1
+    assert estimate("grpo_step", group([0.0, 1.0, 1.0], [1.0]), scale="none")[0].tolist() == [1] * 3
+
+
+def test_grpo_step_does_not_blame_the_last_steps_of_solved_episodes():
+    # FINDINGS C1: rewards on the way made early steps "good" and late ones "bad"
+    solved = [1 / 3] * 3
+    assert not np.any(estimate("grpo_step", group(*[solved] * 8)))
+    advantages = estimate("grpo_step", group(*[solved] * 7, [0.0, 1 / 3, 1 / 3]))
+    assert advantages[7][0] < 0
+    assert not np.any(np.stack(advantages)[:, 1:])
 
 
 def test_batch_scaling_divides_by_one_deviation_for_all_groups():
@@ -115,6 +133,50 @@ def test_gigpo_adds_what_a_step_is_worth_among_steps_that_saw_the_same():
     assert advantages[1] == pytest.approx([-2 * unit])
     half = estimate("gigpo", PAIR, step_advantage_weight=0.5, scale="none")
     assert half[0] == pytest.approx([0.75, 0.5])
+
+
+def test_gagpo_gives_generalised_advantages_with_values_of_equal_observations():
+    # V("q") = (1.5 + 0.5) / 2 = 1, V("a") = 1: d = (0.5 + 1 - 1, 1 - 1) and 0.5 - 1
+    assert [a.tolist() for a in estimate("gagpo", PAIR, scale="none")] == [[0.5, 0.0], [-0.5]]
+    # "q" after the first step, too: V("q") = (1.5 + 1 + 0.5) / 3 = 1
+    again = [replace(PAIR[0], anchors=["q", "q"]), PAIR[1]]
+    assert [a.tolist() for a in estimate("gagpo", again, scale="none")] == [[0.5, 0.0], [-0.5]]
+    # three: V("q") = (2 + 0 + 1) / 3 = 1, V("a") = (2 + 0) / 2 = 1: d = (0, 1), (0, -1), (0);
+    # A_0 = 0 + gamma lam A_1; with gamma 0.5: V("q") = (1 + 0 + 1) / 3 and d_0 = 0.5 - 2 / 3
+    three = [
+        Episode("g", [0.0, 2.0], anchors=["q", "a"]),
+        Episode("g", [0.0, 0.0], anchors=["q", "a"]),
+        Episode("g", [1.0], anchors=["q"]),
+    ]
+    advantages = estimate("gagpo", three, lam=0.5, scale="none")
+    assert [a.tolist() for a in advantages] == [[0.5, 1.0], [-0.5, -1.0], [0.0]]
+    first = estimate("gagpo", three, lam=0.5, gamma=0.5, scale="none")[0]
+    assert first == pytest.approx([0.5 - 2 / 3 + 0.25, 1.0])
+    # mean squares 0.625, 0.625, 0
+    whole = np.concatenate(estimate("gagpo", three, lam=0.5))
+    assert whole == pytest.approx(np.concatenate(advantages) / ((1.25 / 3) ** 0.5 + 1e-4))
+
+
+def test_max_rl_divides_by_the_success_rate():
+    # one of four: (1 - 0.25) / 0.25 = 3 and -1; none: 0
+    episodes = [*group([0, 1], [0], [0], [0]), Episode("none", [0.0]), Episode("none", [0.0])]
+    advantages = [a.tolist() for a in estimate("max_rl", episodes)]
+    assert advantages == [[3, 3], [-1], [-1], [-1], [0], [0]]
+
+
+def test_gdpo_normalises_each_reward_term():
+    # right: 1, 0, 0 (mean 1/3, std 3 ** -0.5); format: 0, 10, 0 (mean 10/3, std 10 * 3 ** -0.5)
+    terms = [[{"right": 0.0}, {"right": 1.0}], [{"format": 10.0}], [{}]]
+    episodes = [Episode("g", [0.0] * len(t), reward_terms=t) for t in terms]
+    root = 3**-0.5
+    right = np.array([2 / 3, -1 / 3, -1 / 3]) / (root + 1e-4)
+    formatted = np.array([-10 / 3, 20 / 3, -10 / 3]) / (10 * root + 1e-4)
+    for weight in (1.0, 0.5):
+        total = right + weight * formatted
+        expected = total / (total.std(ddof=1) + 1e-4)
+        advantages = estimate("gdpo", episodes, weights={"format": weight})
+        assert [a[0] for a in advantages] == pytest.approx(expected, rel=1e-5)
+        assert advantages[0].tolist() == [advantages[0][0]] * 2
 
 
 # One episode of two steps, of 2 and 1 action tokens; rewards 1 and 2.
@@ -170,7 +232,7 @@ def test_gae_bilevel_gives_steps_their_return_and_tokens_a_share():
 
 @pytest.mark.parametrize("name", ADVANTAGE_ESTIMATORS)
 def test_an_episode_that_could_not_be_scored_is_left_out(name):
-    failed = Episode("g", [5.0], is_scorable=False)
+    failed = Episode("g", [5.0], is_scorable=False)  # not binary: max_rl does not read it
     pair = group([1.0], [0.0])
     with_failure = estimate_all(name, [*pair, failed])
     assert with_failure[2].shape == (0,)
@@ -179,14 +241,15 @@ def test_an_episode_that_could_not_be_scored_is_left_out(name):
 
 @pytest.mark.parametrize("name", ADVANTAGE_ESTIMATORS)
 def test_where_nothing_differs_nothing_is_taught(name):
-    for episodes in (group([1.0], [1.0]), group([1.0]), group([0.1] * 1, [0.1], [0.1])):
+    other = 0.0 if name == "max_rl" else 0.1
+    for episodes in (group([1.0], [1.0]), group([1.0]), group([other], [other], [other])):
         advantages = estimate_all(name, episodes)
         assert all(np.all(a == 0) for a in advantages)
 
 
 REWARDS = st.lists(st.floats(-2, 2).map(lambda x: round(x, 3)), min_size=1, max_size=4)
 BATCHES = st.lists(st.tuples(st.sampled_from("abc"), REWARDS), min_size=1, max_size=8)
-NAMES = st.sampled_from(list(ADVANTAGE_ESTIMATORS))
+NAMES = st.sampled_from(ANY_REWARD)
 
 
 @given(BATCHES, NAMES, st.randoms(use_true_random=False))
@@ -235,6 +298,7 @@ def divides(episodes):
         ("grpo_stp", [], {}, "Did you mean 'grpo_step'"),
         (divides, group([1.0], [0.0]), {}, r"divides returned .* for episode 1 of 2.*0\.0"),
         ("gae_step", [STEPS], {"values": [[np.zeros(2)]]}, "has 1 entries for 2 steps"),
+        ("max_rl", group([1.0], [0.3]), {}, r"returns of 0 or 1, but group 'g' has \[1.0, 0.3\]"),
         ("gae_token", [STEPS], {"values": [[np.zeros(1), np.zeros(1)]]},
          "Step 0 has 2 action tokens and 1 values"),
     ],

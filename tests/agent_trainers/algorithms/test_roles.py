@@ -18,11 +18,17 @@ class Played:
     is_scorable: bool = True
     lengths: list = field(default=None)
     anchors: list = field(default=None)
+    states: list = field(default=None)
+    reward_terms: list = field(default=None)
 
     def __post_init__(self):
-        for name, value in (("reward_owners", None), ("lengths", 1), ("anchors", "x")):
+        for name, value in (
+            ("reward_owners", None), ("lengths", 1), ("anchors", "x"), ("states", "x"),
+        ):  # fmt: skip
             if getattr(self, name) is None:
                 object.__setattr__(self, name, [value] * len(self.rewards))
+        if self.reward_terms is None:
+            object.__setattr__(self, "reward_terms", [{"all": r} for r in self.rewards])
 
 
 def compare(episodes, estimator="grpo_step", **settings):
@@ -37,6 +43,7 @@ def test_each_role_earns_what_the_episode_earned_from_its_step_on():
     # the planner's first step: 0 + what came before its next one; the second: 1
     assert planner.rewards == [0.25, 1.0]
     assert executor.rewards == [0.25, 1.0]  # the last reward comes after its last step
+    assert planner.reward_terms == executor.reward_terms == [{"all": 0.25}, {"all": 1.0}]
     assert (planner.roles, executor.roles) == (["planner"] * 2, ["executor"] * 2)
     _, critic = take_apart(Played([1.0, 0.0, 0.5], ["solver", "critic", "solver"]))
     assert critic.rewards == [0.5]  # no part in what came before it

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent_envs import UnknownNameError
 from agent_trainers.algorithms.advantages import estimate
-from agent_trainers.experimental.branching import allocate_branches, tree, vine
+from agent_trainers.experimental.branching import allocate_branches, rtmc, tree, vine
 
 BRANCHING = (vine, tree)
 RAW = {"scale": "none"}
@@ -15,16 +16,17 @@ RAW = {"scale": "none"}
 @dataclass
 class Episode:
     rewards: list
-    anchors: list = None
+    states: list = None
     start: int = 0
     group_id: str = "g"
     is_scorable: bool = True
     is_truncated: bool = False
     lengths: list = field(default=None)
+    anchors: list = field(default=None)
 
     def __post_init__(self):
         self.lengths = self.lengths or [1] * len(self.rewards)
-        self.anchors = self.anchors or [id(self), *(f"{id(self)}{t}" for t in self.rewards[1:])]
+        self.states = self.states or [id(self), *(f"{id(self)}{t}" for t in self.rewards[1:])]
 
 
 # Two episodes from "q", and a branch of the first one's second state.
@@ -78,7 +80,7 @@ def test_rewards_on_the_way_and_the_discount_count():
 
 def test_equal_states_of_a_group_are_pooled_and_those_of_another_are_not():
     # "a" is met by both: V(a) = 0.5, so neither first step was better; the second ones were
-    pooled = [SOLVED, replace(FAILED, anchors=["q", "a"])]
+    pooled = [SOLVED, replace(FAILED, states=["q", "a"])]
     assert [a.tolist() for a in estimate(vine, pooled, **RAW)] == [[0.0, 1.0], [0.0, -1.0]]
     apart = [replace(e, group_id=str(i)) for i, e in enumerate(pooled)]
     assert [a.tolist() for a in estimate(vine, apart, **RAW)] == [[0.0, 0.0]] * 2
@@ -95,6 +97,29 @@ def test_without_branches_and_equal_states_it_is_rloo(name):
         assert one == pytest.approx(other)
 
 
+def test_states_are_equal_if_their_history_is():
+    # FINDINGS C3: the second question looks the same after a right and after a wrong first answer
+    episodes = [
+        Episode([0.0, reward], ["q", "right" if is_right else "wrong"], anchors=["q", "q2"])
+        for is_right, reward in [(True, 1.0), (True, 0.0), (False, 0.0), (False, 0.0)]
+    ]
+    for estimator in (vine, tree, rtmc):
+        # V(right) = 0.5, V(wrong) = 0; the first answer against the mean of the others' 0.5, 0, 0
+        first = [a[0] for a in estimate(estimator, episodes, **RAW)]
+        assert first == pytest.approx([1 / 3, 1 / 3, -1 / 3, -1 / 3])
+        pooled = estimate(estimator, episodes, states="observation", **RAW)
+        assert [a[0] for a in pooled] == [0.0] * 4
+    with pytest.raises(UnknownNameError, match="history"):
+        estimate(vine, episodes, states="histroy")
+
+
+def test_the_batch_has_one_scale():
+    # FINDINGS C2: three identical groups got three scales
+    batch = [replace(e, group_id=group) for group in "xyz" for e in FAMILY]
+    scaled = np.split(np.concatenate(estimate(vine, batch, scale="batch")), 3)
+    assert all(np.array_equal(each, scaled[0]) for each in scaled)
+
+
 def test_it_finds_the_true_advantages():
     # the first action leads to a state from which 0.2 or 0.8 succeed; both actions are as likely
     rng = np.random.default_rng(0)
@@ -103,7 +128,7 @@ def test_it_finds_the_true_advantages():
         chance = (0.2, 0.8)[rng.integers(2)]
         outcome = float(rng.random() < chance)
         episodes.append(Episode([0.0, outcome], ["q", chance]))
-    truth = [[e.anchors[1] - 0.5, e.rewards[1] - e.anchors[1]] for e in episodes]
+    truth = [[e.states[1] - 0.5, e.rewards[1] - e.states[1]] for e in episodes]
     for name in BRANCHING:
         error = np.concatenate(estimate(name, episodes, **RAW)) - np.concatenate(truth)
         assert np.abs(error).max() < 0.08  # three standard errors of a mean of 200
@@ -150,7 +175,7 @@ def test_branches_go_where_returns_vary():
 
 def test_no_more_is_spent_than_foreseen_and_branches_branch_only_if_they_may():
     longer = Episode([0.0, 0.0, 1.0], ["q", "a", "c"])
-    branch = replace(longer, rewards=[0.0, 0.0, 0.0], anchors=["q", "a", "d"], start=1)
+    branch = replace(longer, rewards=[0.0, 0.0, 0.0], states=["q", "a", "d"], start=1)
     batch = [longer, branch, FAILED]
     for budget in (0.0, 0.9, 3.0, 7.5):
         counts = allocate_branches(batch, budget, from_branches=True)

@@ -11,7 +11,8 @@ from agent_trainers.trajectory import StopReason
 def episode(env, task, success, reward=0.0):
     return EpisodeSummary(
         task_id=task, group_id=f"{env}-{task}", rewards=(reward,), lengths=(3,), anchors=(b"",),
-        is_truncated=False, is_scorable=True, reward_terms={}, metrics={"success": success},
+        states=("",), is_truncated=False, is_scorable=True, reward_terms=({},),
+        metrics={"success": success},
         stop_reason=StopReason.ANSWERED, error=None, step_counts={}, tool_calls={}, tool_errors={},
         num_cut_results=0, tool_seconds=[], num_tokens=4, timings={}, env=env,
     )  # fmt: skip

@@ -39,13 +39,13 @@ CASES = {
     "program": {"algorithm": "grpo_step", "context": "full", "program": True},
     # a group in both processes: one shows the other what succeeded
     "skills": {
-        "algorithm": "grpo_step",
+        "algorithm": "gdpo",
         "context": WINDOW,
         "changes": {"max_steps": 3, "extensions": SKILLS},
     },
     # what comes next follows the results of both
     "resampled": {
-        "algorithm": "grpo",
+        "algorithm": "gagpo",
         "context": "full",
         "changes": {
             "max_steps": 3,
