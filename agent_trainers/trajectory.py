@@ -143,9 +143,9 @@ class Trajectory:
         digests, action, known = [], "", list[Message]()
         for step in self.transitions:
             # only new messages, unless the context was rewritten: linear in the episode's length
-            extends = known and step.messages[: len(known)] == known
-            messages = step.messages[len(known) :] if extends else step.messages
-            text = json.dumps([digest, action, messages], sort_keys=True, default=repr)
+            first = len(known) if step.messages[: len(known)] == known else 0
+            parts = [digest, action, first, step.messages[first:]]
+            text = json.dumps(parts, sort_keys=True, default=repr)
             digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
             digests.append(digest)
             action, known = step.action, step.messages

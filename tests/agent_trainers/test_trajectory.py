@@ -86,3 +86,21 @@ def test_another_file_or_row_is_refused(tmp_path):
         load_trajectories(path)
     with pytest.raises(DataError, match="unknown kind of file"):
         save_trajectories(tmp_path / "x.csv", [])
+
+
+def test_states_are_equal_if_task_actions_and_messages_are():
+    question, answer = ({"role": "user", "content": text} for text in ("Who?", "next"))
+
+    def states(first_action, *, rewritten=False, task_id="t"):
+        later = [question, {"role": "assistant", "content": first_action}, answer]
+        later = later[1:] if rewritten else later
+        steps = [([question], first_action), (later, "b"), ([*later, answer], "c")]
+        made_steps = [transition(messages=messages, action=a) for messages, a in steps]
+        return trajectory(*made_steps, task_id=task_id).states
+
+    right, wrong = states("right"), states("wrong")
+    assert right == states("right")
+    assert right[0] == wrong[0]
+    assert not set(right[1:]) & set(wrong[1:])  # they differ although the last messages are equal
+    assert right[1] != states("right", rewritten=True)[1]
+    assert not set(right) & set(states("right", task_id="u"))
