@@ -19,13 +19,17 @@ import gymnasium as gym
 from transformers import AutoModelForCausalLM, TrainerCallback
 
 from agent_envs.data.files import write_json
+from agent_envs.errors import ConfigurationError
 from agent_envs.formats.tool_formats import TOOL_FORMATS
 from agent_trainers import TINY_POLICY
 from agent_trainers.cli.environments import read_source
 from agent_trainers.cli.train import make_trainer, parse_arguments
 from agent_trainers.policies import Generation, GenerationRequest, Policy, PolicyWrapper
 from agent_trainers.policies.local import transformers_policy
+from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.rollout.evaluation import evaluate_policy
+from agent_trainers.trainers.extensions import Extension
+from agent_trainers.trajectory import Trajectory
 from benchmarks.performance.models import load_tokenizer
 from benchmarks.trl_peer import batch_of, make_trl_trainer
 
@@ -55,10 +59,18 @@ class LearningRun:
     seed: int
     budget: int
     """Environment steps of training; the batch that reaches it is the last one."""
+    counts_tokens: bool = False
+    """Whether `budget` is a number of sampled tokens instead; see `SampledTokens`."""
     num_tasks: int
     """Held-out tasks per column."""
     columns: Sequence[str]
+    env: str = MULTI_HOP
+    """Environment of training."""
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    eval_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the environments of all columns, such as the context of training."""
+    start: str | None = None
+    """Folder of the initial policy; None for the embedded one."""
     learning_rate: float | None = None
     """None for that of the recipe."""
     options: Sequence[str] = ()
@@ -73,6 +85,7 @@ class EnvironmentStepBudget(TrainerCallback):  # type: ignore[misc]
     """Stop training after `budget` environment steps, with linear decay of the learning rate.
 
     Methods whose episodes differ in length get the same budget and the same schedule over it.
+    A `last_batch` that counts tokens makes it a budget of tokens.
     """
 
     def __init__(
@@ -105,6 +118,33 @@ class EnvironmentStepBudget(TrainerCallback):  # type: ignore[misc]
         control.should_training_stop = self.share_spent >= 1.0 or success >= self._until
 
 
+class SampledTokens(Extension):
+    """Count the tokens that the policy samples in training, from every episode.
+
+    Episodes that dynamic sampling discards count; prompts and observations do not.
+    """
+
+    def __init__(self) -> None:
+        """Start at 0."""
+        self._num_new = 0
+
+    def collect(
+        self,
+        specs: Sequence[EpisodeSpec],
+        step: tuple[int, int],
+        reward_factors: Mapping[str, float],
+    ) -> list[Trajectory]:
+        """Collect episodes as the trainer does, and count their tokens."""
+        trajectories: list[Trajectory] = self.trainer.rollouts.collectors["train"].collect(specs)
+        self._num_new += sum(trajectory.usage["completion_tokens"] for trajectory in trajectories)
+        return trajectories
+
+    def last_batch(self) -> tuple[int, float]:
+        """Return the tokens since the last call, and the success of the last batch."""
+        num_tokens, self._num_new = self._num_new, 0
+        return num_tokens, batch_of(self.trainer)[1]
+
+
 class NaiveRAG(PolicyWrapper):
     """Search once with the question itself, then take the model's next text as the answer."""
 
@@ -125,11 +165,11 @@ class NaiveRAG(PolicyWrapper):
 def run(spec: LearningRun, folder: Path) -> dict[str, Any]:
     """Train and evaluate as `spec` says; write and return the result."""
     started = time.perf_counter()
-    curve: list[tuple[int, float]] = []
+    trained: dict[str, Any] = {"curve": []}
     if spec.method == "base":
         model = AutoModelForCausalLM.from_pretrained(TINY_POLICY)
     else:
-        model, curve = train(spec, folder)
+        model, trained = train(spec, folder)
     model.eval()
     policy: Policy = transformers_policy(
         model, load_tokenizer(), max_new_tokens=MAX_NEW_TOKENS, max_batch_size=spec.num_tasks
@@ -139,7 +179,7 @@ def run(spec: LearningRun, folder: Path) -> dict[str, Any]:
     result = {
         "run": asdict(spec),
         "scores": {name: evaluate(policy, name, spec) for name in spec.columns},
-        "curve": curve,
+        **trained,
         "seconds": round(time.perf_counter() - started, 1),
     }
     write_json(folder / "result.json", result)
@@ -167,31 +207,44 @@ def train_options(
     ]  # fmt: skip
 
 
-def train(spec: LearningRun, folder: Path) -> tuple[Any, list[tuple[int, float]]]:
-    """Train the embedded policy until the budget is spent; return model and learning curve."""
+def train(spec: LearningRun, folder: Path) -> tuple[Any, dict[str, Any]]:
+    """Train until the budget is spent; return the model, its learning curve and clipped share.
+
+    ``clip_ratio`` is the share of the trained tokens whose importance ratio was clipped.
+    """
+    method = ["--algorithm", "grpo" if spec.method == "trl" else spec.method]
+    if spec.start is not None:
+        method += ["--model", spec.start]
     options = train_options(
-        method=["--algorithm", "grpo" if spec.method == "trl" else spec.method],
-        env=MULTI_HOP, env_kwargs=spec.env_kwargs, seed=spec.seed, budget=spec.budget,
+        method=method, env=spec.env, env_kwargs=spec.env_kwargs, seed=spec.seed, budget=spec.budget,
         num_episodes=NUM_EPISODES, folder=folder,
     )  # fmt: skip
     if spec.learning_rate is not None:
         options += ["--learning_rate", str(spec.learning_rate)]
     settings, config = parse_arguments([*options, *spec.options])
     if spec.method == "trl":
-        trainer, last_batch = make_trl_trainer(MULTI_HOP, spec.env_kwargs, config, load_tokenizer())
+        trainer, last_batch = make_trl_trainer(spec.env, spec.env_kwargs, config, load_tokenizer())
     else:
         trainer, _ = make_trainer(settings, config, read_source(settings))
         last_batch = functools.partial(batch_of, trainer)
+    if spec.counts_tokens:
+        if spec.method == "trl":
+            raise ConfigurationError("counts_tokens: TRL's trainer discards the tokens it sampled.")
+        tokens = SampledTokens()
+        tokens.attach(trainer)
+        last_batch = tokens.last_batch
     budget = EnvironmentStepBudget(spec.budget, last_batch)
     trainer.add_callback(budget)
     trainer.train()
-    return trainer.model, budget.curve
+    logged = [entry.get("clip_ratio/region_mean") for entry in trainer.state.log_history]
+    clipped = [share for share in logged if share is not None]
+    return trainer.model, {"curve": budget.curve, "clip_ratio": sum(clipped) / len(clipped)}
 
 
 def evaluate(policy: Policy, column: str, spec: LearningRun) -> float:
     """Return the success of `policy` on held-out tasks."""
     env, kwargs = COLUMNS[column]
-    make_env = functools.partial(gym.make, env, split="test", **kwargs)
+    make_env = functools.partial(gym.make, env, split="test", **{**kwargs, **spec.eval_kwargs})
     tasks = range(spec.first_task, spec.first_task + spec.num_tasks)
     return evaluate_policy(make_env, policy, tasks, seed=spec.seed).metrics["success"]
 

@@ -108,7 +108,7 @@ def _run(arguments: list[str]) -> None:
             row: [_learning_run(row, seed, rates[row], options) for seed in options.seeds]
             for row in ROWS
         }
-        results = _compute(grid, runs, options.jobs)
+        results = compute_runs(grid, runs, options.jobs)
         stored = grid.stored()
     facts = {
         "command": shlex.join([*PROGRAM.split(), *arguments]),
@@ -144,28 +144,41 @@ def _tune(
     The lower rate wins a tie.
     """
     trained = [row for row in ROWS if row != _BASE]
-    runs = {
-        (row, rate): [
-            replace(
-                _learning_run(row, seed, rate, options),
-                columns=(ONE_HOP,) if row == NAIVE_RAG else ("clean facts", "outdated facts"),
-                num_tasks=min(options.num_tasks, NUM_TUNING_TASKS),
-                first_task=FIRST_TUNING_TASK,
-            )
-            for seed in TUNING_SEEDS
-        ]
-        for row in trained
-        for rate in sorted(options.learning_rates)
-    }
-    tried: dict[str, dict[float, float]] = {}
-    for (row, rate), results in _compute(grid, runs, options.jobs).items():
-        scores = [score for result in results for score in result["scores"].values()]
-        tried.setdefault(row, {})[rate] = statistics.fmean(scores)
-    best = {row: max(success, key=success.__getitem__) for row, success in tried.items()}
+    best, tried = choose_rates(
+        grid,
+        {
+            (row, rate): [
+                replace(
+                    _learning_run(row, seed, rate, options),
+                    columns=(ONE_HOP,) if row == NAIVE_RAG else ("clean facts", "outdated facts"),
+                    num_tasks=min(options.num_tasks, NUM_TUNING_TASKS),
+                    first_task=FIRST_TUNING_TASK,
+                )
+                for seed in TUNING_SEEDS
+            ]
+            for row in trained
+            for rate in sorted(options.learning_rates)
+        },
+        options.jobs,
+    )
     return {_BASE: None, **best}, tried
 
 
-def _compute(
+def choose_rates(
+    grid: Grid, runs: Mapping[tuple[str, float], Sequence[LearningRun]], jobs: int
+) -> tuple[dict[str, float], dict[str, dict[float, float]]]:
+    """Return the best learning rate of each row, and the success of each rate.
+
+    The first rate wins a tie.
+    """
+    tried: dict[str, dict[float, float]] = {}
+    for (row, rate), results in compute_runs(grid, runs, jobs).items():
+        scores = [score for result in results for score in result["scores"].values()]
+        tried.setdefault(row, {})[rate] = statistics.fmean(scores)
+    return {row: max(success, key=success.__getitem__) for row, success in tried.items()}, tried
+
+
+def compute_runs(
     grid: Grid, runs: Mapping[Any, Sequence[LearningRun]], jobs: int
 ) -> dict[Any, list[Result]]:
     """Return the results of some runs by the same keys."""
@@ -221,7 +234,7 @@ def _table(results: Results) -> str:
     for row, runs in results.items():
         scores = [[run["scores"][column] for run in runs] for column in COLUMNS]
         steps = statistics.fmean(run["curve"][-1][0] if run["curve"] else 0 for run in runs)
-        cells = [_mean_text(values) for values in (*scores, _mean_scores(runs))]
+        cells = [mean_text(values) for values in (*scores, mean_scores(runs))]
         lines.append([row, *cells, f"{steps:,.0f}"])
     return markdown_table(["method", *COLUMNS, "mean", "environment steps"], lines)
 
@@ -239,35 +252,41 @@ def compare_rows(results: Results, pairs: Sequence[tuple[str, str]]) -> str:
             winner, loser = (first, second) if is_better else (second, first)
             verdict = f"*{winner}* beats *{loser}*"
         lines.append(
-            f"{verdict}: {_mean_text(values, '+')} points{where}, better with "
+            f"{verdict}: {mean_text(values, '+')} points{where}, better with "
             f"{sum(value > 0 for value in values)} of {len(values)} seeds, p = {p_value:.3f}."
         )
-    # the smallest p-value of an exact paired test of n seeds is 2 ** (1 - n)
-    needed = next(n for n in itertools.count(1) if 2.0 ** (1 - n) * len(pairs) < ALPHA)
-    if (num_seeds := len(differences[0])) < needed:
-        lines.append(
-            f"{num_seeds} seeds are too few for a significant difference among {len(pairs)} "
-            f"comparisons: that takes {needed}."
-        )
+    lines += too_few_seeds(len(differences[0]), len(pairs))
     return "\n".join(f"- {line}" for line in lines)
+
+
+def too_few_seeds(num_seeds: int, num_comparisons: int) -> list[str]:
+    """Return a warning if no difference can be significant with so many paired seeds."""
+    # the smallest p-value of an exact paired test of n seeds is 2 ** (1 - n)
+    needed = next(n for n in itertools.count(1) if 2.0 ** (1 - n) * num_comparisons < ALPHA)
+    if num_seeds >= needed:
+        return []
+    return [
+        f"{num_seeds} seeds are too few for a significant difference among {num_comparisons} "
+        f"comparisons: that takes {needed}."
+    ]
 
 
 def _differences(results: Results, first: str, second: str) -> list[float]:
     scores = (
         [run["scores"][ONE_HOP] for run in results[row]]
         if NAIVE_RAG in (first, second)
-        else _mean_scores(results[row])
+        else mean_scores(results[row])
         for row in (first, second)
     )
     return [a - b for a, b in zip(*scores, strict=True)]
 
 
-def _mean_scores(runs: Sequence[Result]) -> list[float]:
+def mean_scores(runs: Sequence[Result]) -> list[float]:
     """Return the mean over columns for each seed."""
     return [statistics.fmean(run["scores"].values()) for run in runs]
 
 
-def _mean_text(values: Sequence[float], sign: str = "") -> str:
+def mean_text(values: Sequence[float], sign: str = "") -> str:
     """Format the mean of shares with its 95 % interval by Student's t, in percent (points)."""
     interval = mean_interval(values)
     mean, half = 100 * interval.mean, 100 * (interval.high - interval.mean)
