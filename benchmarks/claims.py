@@ -5,9 +5,7 @@ batch (with one, importance ratios are 1 and clipping never acts) and paired see
 the means of two sets of arms, so a main effect of a factorial design is one, too.
 """
 
-import datetime
 import itertools
-import shlex
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,7 +17,6 @@ import numpy as np
 from transformers.hf_argparser import HfArg
 
 from agent_envs.core.lookup import lookup
-from agent_envs.data.files import write_json, write_text
 from agent_envs.errors import ConfigurationError
 from agent_envs.scoring.statistics import (
     ALPHA,
@@ -32,7 +29,6 @@ from agent_envs.scoring.statistics import (
 )
 from agent_leaderboard.report.visible_text import markdown_table
 from agent_trainers.cli.arguments import parse, run_command
-from agent_trainers.cli.results import versions
 from benchmarks.grid import Grid, Result
 from benchmarks.learning_run import LONG_HORIZON, LearningRun
 from benchmarks.papers_table import (
@@ -44,7 +40,9 @@ from benchmarks.papers_table import (
     compute_runs,
     mean_scores,
     mean_text,
+    run_facts,
     too_few_seeds,
+    write_page,
 )
 
 PROGRAM: Final = "python -m benchmarks.claims"
@@ -59,8 +57,10 @@ _MAKE_START: Final = (
 )
 _WINDOW: Final = {"context": {"name": "window", "turns": 1}}
 _SKILLS: Final = '{"agent_trainers.experimental.skills:SkillDistillation":{"weight":0.1}}'
+_QUESTIONS: Final = {"questions": 9, "max_episode_steps": 30}
 _LONG: Final[Mapping[str, Any]] = {
-    "env": LONG_HORIZON, "env_kwargs": {}, "columns": ("three questions",),
+    "env": LONG_HORIZON, "env_kwargs": _QUESTIONS, "eval_kwargs": _QUESTIONS,
+    "columns": ("three questions",),
 }  # fmt: skip
 
 
@@ -97,8 +97,8 @@ ARMS: Final[Mapping[str, Mapping[str, Any]]] = {
     "grpo, no loss mask": _arm("grpo", "--loss_mask false"),
     "grpo, skills": _arm("grpo", f"--extensions {_SKILLS}"),
     "grpo, window": _arm("grpo", env_kwargs=TRAINED_ON | _WINDOW, eval_kwargs=_WINDOW),
-    "grpo, long horizon": _arm("grpo", "--per_device_train_batch_size 32", **_LONG),
-    "gigpo, long horizon": _arm("gigpo", "--per_device_train_batch_size 32", **_LONG),
+    "grpo, long horizon": _arm("grpo", "--per_device_train_batch_size 16", **_LONG),
+    "gigpo, long horizon": _arm("gigpo", "--per_device_train_batch_size 16", **_LONG),
 }  # fmt: skip
 """Fields of `LearningRun` by arm."""
 
@@ -189,7 +189,7 @@ class ClaimsArguments:
         default_factory=lambda: [1e-3, 2e-3],
         help="Each family of arms trains with the best of them on tuning seeds.",
     )
-    budget: int = HfArg(default=30_000, help="Sampled tokens of training per run.")
+    budget: int = HfArg(default=20_000, help="Sampled tokens of training per run.")
     num_tasks: int = HfArg(default=200, help="Held-out tasks per column.")
     jobs: int = HfArg(default=2, help="Runs at the same time, on one core each.")
     work: str = HfArg(default="runs/claims", help="Folder of the runs.")
@@ -210,7 +210,7 @@ def _run(arguments: list[str]) -> None:
         raise ConfigurationError(
             f"--seeds: {count} seeds; the exact test takes 2 to {MAX_EXACT_PERMUTATION}."
         )
-    claims = {name: lookup(CLAIMS, name, kind="--claims") for name in options.claims}
+    claims = {name: lookup(CLAIMS, name, kind="claim") for name in options.claims}
     arms = list(dict.fromkeys(arm for c in claims.values() for arm in (*c.better, *c.other)))
     with Grid(options.work) as grid:
         if any("env" in ARMS[arm] for arm in arms):
@@ -221,27 +221,19 @@ def _run(arguments: list[str]) -> None:
             for arm in arms
         }
         results = compute_runs(grid, runs, options.jobs)
-        seconds = sum(record["result"]["seconds"] for record in grid.stored().values())
+        stored = grid.stored()
     scores = {arm: mean_scores(runs) for arm, runs in results.items()}
     differences = {name: differences_by_seed(claim, scores) for name, claim in claims.items()}
     findings = judge(differences, np.random.default_rng(0))
     facts = {
-        "command": shlex.join([*PROGRAM.split(), *arguments]),
-        "date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}",
-        "hours": seconds / 3600,
-        "settings": asdict(options),
-        "learning_rates": rates,
-        "tuning": tried,
-        "versions": versions(),
-    }
+        **run_facts(PROGRAM, arguments, options, stored), "learning_rates": rates, "tuning": tried,
+    }  # fmt: skip
     found = {
         name: {**claims[name]._asdict(), **asdict(finding), "differences": differences[name]}
         for name, finding in findings.items()
     }
-    folder = Path(options.output)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "claims.json", {"claims": found, "arms": results, **facts})
-    write_text(folder / "claims.md", _markdown(claims, findings, results, facts))
+    text = _markdown(claims, findings, results, facts)
+    write_page(options.output, "claims", {"claims": found, "arms": results, **facts}, text)
 
 
 def learning_run(arm: str, seed: int, rate: float, options: ClaimsArguments) -> LearningRun:
@@ -350,7 +342,7 @@ def _markdown(
     parts = [
         "# Published claims, tested again",
         f"The embedded policy in the synthetic environments. `{facts['command']}`, "
-        f"{facts['date']}: {facts['hours']:.1f} hours in total on one core per run. "
+        f"{facts['date']}: {facts['num_runs']} runs of {facts['hours']:.1f} hours in total. "
         + ", ".join(f"{name} {version}" for name, version in facts["versions"].items()),
         f"Every run trains with {settings['budget']:,} sampled tokens: those that the policy "
         "generates in training, also in episodes that dynamic sampling discards; prompts, "
@@ -358,8 +350,9 @@ def _markdown(
         "batch is used for two optimiser steps, of which only the second can clip. All arms "
         "average the loss over tokens and have gamma 1, except where that is the claim. Multi-hop "
         "questions, half of the worlds with outdated facts, are trained in batches of 128 "
-        "episodes, the long horizon in batches of 32 from a policy that solves 5 %, made by "
-        f"{start}. Success is measured on {settings['num_tasks']} held-out tasks per column.",
+        "episodes; the long horizon, nine questions in a row, in batches of 16 from a policy that "
+        f"solves 5 % of three, made by {start}. Success is measured on {settings['num_tasks']} "
+        "held-out tasks per column.",
         f"Learning rates, the best of each family by success on tuning seeds and tasks: {rates}.",
         f"Differences are in points, paired by {num_seeds} seeds, with 95 % intervals by Student's "
         f"t; p is that of the exact sign-flip test with Holm's correction over {num_claims} "

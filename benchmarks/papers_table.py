@@ -111,19 +111,33 @@ def _run(arguments: list[str]) -> None:
         results = compute_runs(grid, runs, options.jobs)
         stored = grid.stored()
     facts = {
-        "command": shlex.join([*PROGRAM.split(), *arguments]),
+        **run_facts(PROGRAM, arguments, options, stored), "learning_rates": rates, "tuning": tried,
+    }  # fmt: skip
+    write_page(
+        options.output, "papers_table", {"rows": results, **facts}, _markdown(results, facts)
+    )
+
+
+def run_facts(
+    program: str, arguments: Sequence[str], options: Any, stored: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return command, date, cost, settings and versions of a table."""
+    return {
+        "command": shlex.join([*program.split(), *arguments]),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "hours": sum(record["result"]["seconds"] for record in stored.values()) / 3600,
         "num_runs": len(stored),
         "settings": asdict(options),
-        "learning_rates": rates,
-        "tuning": tried,
         "versions": versions(),
     }
-    folder = Path(options.output)
+
+
+def write_page(output: str, name: str, data: Mapping[str, Any], text: str) -> None:
+    """Write ``name.json`` and ``name.md`` into a folder."""
+    folder = Path(output)
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "papers_table.json", {"rows": results, **facts})
-    write_text(folder / "papers_table.md", _markdown(results, facts))
+    write_json(folder / f"{name}.json", data)
+    write_text(folder / f"{name}.md", text)
 
 
 def _learning_run(
