@@ -55,7 +55,7 @@ MAX_CONTEXT: Final = 4096
 LEARNED: Final = 0.9
 """Success at which training on correct demonstrations stops."""
 P_CORRECT_TURN: Final = 0.5
-"""Probability of each turn of a careless demonstration to be correct."""
+"""Probability of each turn of a careless demonstration to be kept, by default."""
 NUM_HELD_OUT: Final = 48
 TOKENS_PER_STEP: Final = 6000
 
@@ -72,9 +72,12 @@ def run(arguments: Sequence[str]) -> None:
     add("--num_steps", type=int, default=600, help="updates of supervised training at most")
     add("--success", type=float, default=0.4,
         help="success at most before reinforcement learning")  # fmt: skip
+    add("--p_correct_turn", type=float, default=P_CORRECT_TURN,
+        help="share of turns that careless demonstrations keep; the others are drawn from those "
+        "of other tasks at the same step")  # fmt: skip
     options = parser.parse_args(arguments)
     check_range(options, "at least 1", lambda value: value >= 1, "num_tasks", "num_steps")
-    check_range(options, "in [0, 1]", lambda value: 0 <= value <= 1, "success")
+    check_range(options, "in [0, 1]", lambda value: 0 <= value <= 1, "success", "p_correct_turn")
     output = options.output
     if output.is_dir() and any(output.iterdir()) and not (output / MODEL_RECIPE).is_file():
         raise ConfigurationError(
@@ -86,6 +89,7 @@ def run(arguments: Sequence[str]) -> None:
     reached = make_tiny_policy(
         source, output, seed=options.seed, num_tasks=options.num_tasks,
         num_steps=options.num_steps, success=options.success,
+        p_correct_turn=options.p_correct_turn,
     )  # fmt: skip
     sys.stdout.write(f"{output}: solves {reached:.0%} of held-out tasks.\n")
     kwargs = f" --env_kwargs {shlex.quote(options.env_kwargs)}" if options.env_kwargs else ""
@@ -125,6 +129,7 @@ def make_tiny_policy(
     num_tasks: int = 256,
     num_steps: int = 600,
     success: float = 0.4,
+    p_correct_turn: float = P_CORRECT_TURN,
 ) -> float:
     """Make a policy, evaluate it, and save it with the recipe for its training.
 
@@ -135,6 +140,7 @@ def make_tiny_policy(
         num_tasks: Demonstrations at most.
         num_steps: Updates on correct demonstrations at most.
         success: Success on held-out tasks at most in the end.
+        p_correct_turn: Probability of each turn of a careless demonstration to be kept.
 
     Returns:
         Success on held-out tasks, sampled at temperature 1.
@@ -195,7 +201,9 @@ def make_tiny_policy(
 
     reached = train(correct, 3e-3, 40, lambda solved: solved >= LEARNED)
     if reached > success:
-        reached = train(careless(correct, rng), 1e-3, 5, lambda solved: solved <= success)
+        reached = train(
+            careless(correct, rng, p_correct_turn), 1e-3, 5, lambda solved: solved <= success
+        )
     model.save_pretrained(output)
     tokenizer.save_pretrained(output)
     write_recipe(output / MODEL_RECIPE, turn_length)
@@ -256,7 +264,9 @@ def make_model(
     return Qwen3ForCausalLM(config)
 
 
-def careless(correct: Sequence[Trajectory], rng: np.random.Generator) -> list[Trajectory]:
+def careless(
+    correct: Sequence[Trajectory], rng: np.random.Generator, p_correct_turn: float
+) -> list[Trajectory]:
     """Return demonstrations in which turns are replaced by those at the same step of others."""
     by_step: dict[int, list[list[int]]] = defaultdict(list)
     for trajectory in correct:
@@ -264,7 +274,7 @@ def careless(correct: Sequence[Trajectory], rng: np.random.Generator) -> list[Tr
             by_step[number].append(step.completion_ids)
 
     def turn(number: int, step: Transition) -> Transition:
-        if rng.random() < P_CORRECT_TURN:
+        if rng.random() < p_correct_turn:
             return step
         ids = by_step[number][int(rng.integers(len(by_step[number])))]
         return replace(step, completion_ids=ids, logprobs=np.zeros(len(ids), np.float32))
