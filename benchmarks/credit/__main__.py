@@ -6,9 +6,10 @@ advantages without any rollout.
 """
 
 import datetime
+import json
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -26,8 +27,13 @@ from benchmarks.grid import Grid, Result
 
 PROGRAM: Final = "python -m benchmarks.credit"
 TRUTH_FILE: Final = "credit_truth.jsonl.gz"
+ENVIRONMENT_NAMES: Final = (
+    "multi-hop", "long horizon", "long horizon, outcome", "arithmetic", "tables", "bifurcation",
+)  # fmt: skip
 STAGES: Final = ("start", "middle", "late")
-_MAY_CHANGE: Final = frozenset({"envs", "stages", "seeds", "estimator", "truth", "work", "output"})
+_MAY_CHANGE: Final = frozenset(
+    {"envs", "stages", "seeds", "estimator", "truth", "jobs", "work", "output"}
+)
 """Options that may change between calls; the cells depend on all others."""
 
 
@@ -36,7 +42,7 @@ class CreditArguments:
     """Options of the command."""
 
     envs: list[str] = HfArg(
-        default_factory=lambda: ["multi-hop", "long horizon", "arithmetic", "tables"],
+        default_factory=lambda: list(ENVIRONMENT_NAMES),
         help="Environments: names of the benchmark's own, or Gymnasium ids of others, such as "
         "my_module:MyEnv-v0, that have reference_actions().",
     )
@@ -51,8 +57,8 @@ class CreditArguments:
     )
     num_tasks: int = HfArg(default=6, help="Tasks of a batch.")
     group_size: int = HfArg(default=8, help="Episodes of each task.")
-    reliability: float = HfArg(default=0.92, help="Required reliability of the true advantages.")
-    max_branches: int = HfArg(default=128, help="Branches of a state at most.")
+    reliability: float = HfArg(default=0.85, help="Required reliability of the true advantages.")
+    max_branches: int = HfArg(default=64, help="Branches of a state at most.")
     branch_steps: float = HfArg(
         default=1.0,
         help="Steps of the branches that vine and tree see, in units of the batch's.",
@@ -60,23 +66,23 @@ class CreditArguments:
     budget: int = HfArg(
         default=4000, help="Environment steps of the training that gives the stages."
     )
+    jobs: int = HfArg(default=1, help="Batches at the same time, on one core each.")
     work: str = HfArg(default="runs/credit", help="Folder of the results by cell.")
     output: str = HfArg(default="runs/credit/results", help="Folder of the tables.")
 
 
 class Cell(NamedTuple):
-    """The true advantages of one batch, or the training run that gives the stages of a seed."""
+    """The true advantages of one batch."""
 
     environment: str
     stage: str
-    """A stage; empty for the training run."""
     seed: int
 
     @property
     def key(self) -> str:
         """Path of its results in the work folder."""
         environment = "".join(c if c.isalnum() else "_" for c in self.environment)
-        return f"{environment}/{self.stage or 'run'}-{self.seed}"
+        return f"{environment}/{self.stage}-{self.seed}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -88,7 +94,7 @@ def read_options(arguments: Sequence[str]) -> CreditArguments:
     """Return the options of a command line."""
     description = "Score estimators of advantages against true advantages measured by branching."
     options = parse(arguments, CreditArguments, program=PROGRAM, description=description)
-    check_range(options, "at least 1", lambda value: value >= 1, "num_tasks", "budget")
+    check_range(options, "at least 1", lambda value: value >= 1, "num_tasks", "budget", "jobs")
     check_range(options, "at least 2", lambda value: value >= 2, "group_size", "max_branches")
     check_range(options, "in (0, 1)", lambda value: 0 < value < 1, "reliability")
     check_range(options, "at least 0", lambda value: value >= 0, "branch_steps")
@@ -97,29 +103,26 @@ def read_options(arguments: Sequence[str]) -> CreditArguments:
     return options
 
 
-def plan(options: CreditArguments) -> Iterator[Cell]:
-    """Yield the cells in order: the run that saves the stages comes before their batches."""
-    needs_stages = any(stage != "start" for stage in options.stages)
-    for seed in options.seeds:
-        for environment in options.envs:
-            for stage in (*([""] if needs_stages else []), *options.stages):
-                yield Cell(environment, stage, seed)
+def plan(options: CreditArguments) -> list[Cell]:
+    """Return the cells in order.
+
+    Neighbours are of different environments, since cells of one wait for the same policies.
+    """
+    return [
+        Cell(environment, stage, seed)
+        for seed in options.seeds
+        for stage in options.stages
+        for environment in options.envs
+    ]
 
 
-def compute(cell: Cell, options: CreditArguments, work: Path) -> Result:
-    """Measure a batch and save it next to the cell's key, or train and save the stages."""
-    from benchmarks.credit import policies
-
-    environment = policies.find_environment(cell.environment)
-    folder = work / cell.key
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    start = policies.make_start(environment, folder.parent / "policy")  # the same for all seeds
-    if not cell.stage:
-        return policies.train(environment, start, folder, seed=cell.seed, budget=options.budget)
-    policy = start if cell.stage == "start" else folder.parent / f"run-{cell.seed}" / cell.stage
-    batch = policies.measure_batch(cell, environment, start, policy, options)
-    save_batches(f"{folder}.jsonl.gz", [batch])
-    return {}
+def compute(grid: Grid, cell: Cell, options: CreditArguments) -> Result:
+    """Measure a batch in its own process and save it next to the cell's key."""
+    settings = json.dumps({**asdict(options), **cell._asdict()})
+    folder = grid.work / cell.key
+    command = ["python", "-m", "benchmarks.credit.policies", settings]
+    seconds = grid.command([*command, str(grid.work), f"{folder}.jsonl.gz"], folder)
+    return {"seconds": seconds}
 
 
 def _run(arguments: list[str]) -> None:
@@ -139,22 +142,25 @@ def _run(arguments: list[str]) -> None:
         sys.stdout.write(write_report(output, rows, batches, facts))
         return
     cells = {cell.key: cell for cell in plan(options)}
-    facts["wanted"] = [tuple(cell) for cell in cells.values() if cell.stage]
+    facts["wanted"] = [tuple(cell) for cell in cells.values()]
     settings = {n: value for n, value in asdict(options).items() if n not in _MAY_CHANGE}
     with Grid(options.work, settings) as grid:
 
         def report() -> str:
-            paths = [f"{grid.work / c.key}.jsonl.gz" for c in cells.values() if c.stage]
+            paths = [f"{grid.work / c.key}.jsonl.gz" for c in cells.values()]
             measured = [b for path in paths if Path(path).exists() for b in load_batches(path)]
             save_batches(output / TRUTH_FILE, measured)
             return write_report(output, rows, measured, facts)
 
-        grid.run(
-            dict.fromkeys(cells),
-            lambda key, _: compute(cells[key], options, grid.work),
-            after_each=report,
-        )
-        sys.stdout.write(report())
+        try:
+            grid.run(
+                dict.fromkeys(cells),
+                lambda key, _: compute(grid, cells[key], options),
+                jobs=options.jobs,
+            )
+        finally:
+            text = report()
+        sys.stdout.write(text)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ the required reliability.
 """
 
 import hashlib
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -24,9 +25,10 @@ from agent_trainers.rollout.branches import RecordedState
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.trajectory import Trajectory, Transition
-from benchmarks.credit.true_advantages import CreditBatch, CreditEpisode
+from benchmarks.credit.gradients import compress
+from benchmarks.credit.true_advantages import CreditBatch, CreditEpisode, pack
 
-FIRST_BRANCHES: Final = 16
+FIRST_BRANCHES: Final = 8
 """Branches of each state before anything is known about its variance."""
 MIN_RETURNS: Final = 2
 """One return in each half is needed for a value and its error."""
@@ -99,20 +101,32 @@ class Measurement:
         seed: int,
         values: Sequence[Sequence[Sequence[float]]] | None = None,
         branches: Sequence[Trajectory] = (),
+        model: Any = None,
     ) -> CreditBatch:
-        """Return the batch with its true advantages; `values` are a critic's, for each episode."""
+        """Return the batch with its true advantages, and the gradients of its steps.
+
+        `values` are a critic's, for each episode; without `model` there are no gradients.
+        """
         means = self._means()
         errors = dict(zip(self._states, self._squared_errors(), strict=True))
         halves = [
             {key: float(np.mean(state.returns[half::2])) for key, state in self._states.items()}
             for half in range(2)
         ]
+        packed: list[str] = []
+        energy = 0.0
+        if model is not None:
+            steps = [step for trajectory in self.trajectories for step in trajectory.transitions]
+            compressed, energy = compress(gram_matrix(model, steps))
+            packed = [pack(vector) for vector in compressed]
+        gradients = iter(packed)
         episodes = []
         for i, (trajectory, keys) in enumerate(zip(self.trajectories, self._keys, strict=True)):
             here, ahead = _here_and_ahead(keys, errors)
             episodes.append(
                 replace(
                     describe(trajectory),
+                    gradients=list(itertools.islice(gradients, len(keys))),
                     values=[list(map(float, v)) for v in values[i]] if values is not None else [],
                     advantages=_rounded(_advantages(trajectory, keys, means)),
                     standard_errors=_rounded(np.sqrt(here + ahead)),
@@ -132,6 +146,7 @@ class Measurement:
                 "seconds": round(time.perf_counter() - self._started, 1),
             },
             episodes=[*episodes, *map(describe, branches)],
+            gradient_energy=round(energy, 6),
         )  # fmt: skip
 
     def roll_out_visible_branches(self, share: float) -> list[Trajectory]:
@@ -266,6 +281,30 @@ class FittedCritic:
                 start = len(step.prompt_ids) - 1
                 found.append(row[start : start + len(step.completion_ids)])
         return found
+
+
+def gram_matrix(model: Any, steps: Sequence[Transition]) -> Array:
+    """Return the inner products of the steps' gradients of log-probability, (S, S).
+
+    The gradient of a step is that of the summed log-probability of its action's tokens, with
+    respect to all weights. Steps with equal tokens are computed once.
+    """
+    tokens = [(tuple(step.prompt_ids), tuple(step.completion_ids)) for step in steps]
+    places = {pair: row for row, pair in enumerate(dict.fromkeys(tokens))}
+    weights = list(model.parameters())
+    gradients = [torch.empty(len(places), weight.numel()) for weight in weights]
+    for row, (prompt, completion) in enumerate(places):
+        ids = torch.tensor([[*prompt, *completion]], device=weights[0].device)
+        logits = model(input_ids=ids, logits_to_keep=len(completion) + 1).logits[0, :-1]
+        logprobs = logits.float().log_softmax(-1).gather(-1, ids[0, -len(completion) :, None])
+        for all_rows, gradient in zip(
+            gradients, torch.autograd.grad(logprobs.sum(), weights), strict=True
+        ):
+            all_rows[row] = gradient.flatten()
+    gram = np.sum([(rows @ rows.T).double().numpy() for rows in gradients], axis=0)
+    of_steps = [places[pair] for pair in tokens]
+    expanded: Array = gram[np.ix_(of_steps, of_steps)]
+    return expanded
 
 
 def describe(trajectory: Trajectory) -> CreditEpisode:

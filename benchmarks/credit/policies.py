@@ -5,11 +5,15 @@ checkpoints of the run of `STAGES_ALGORITHM`, which is part of the benchmark any
 """
 
 import contextlib
+import fcntl
+import json
 import math
 import shutil
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -17,6 +21,7 @@ from transformers import TrainerCallback
 
 import agent_envs  # noqa: F401 - registers the environments
 from agent_envs.core.tool_env import ENDLESS
+from agent_envs.data.files import write_json
 from agent_trainers import TINY_POLICY
 from agent_trainers.cli.environments import inspect_environment, read_source
 from agent_trainers.cli.train import make_trainer, parse_arguments
@@ -27,7 +32,7 @@ from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.tiny_policy.make import EnvironmentSource, make_tiny_policy, write_recipe
 from benchmarks.credit.measure import FittedCritic, Measurement
-from benchmarks.credit.true_advantages import CreditBatch
+from benchmarks.credit.true_advantages import CreditBatch, save_batches
 from benchmarks.learning_run import (
     LONG_HORIZON,
     MAX_NEW_TOKENS,
@@ -37,13 +42,15 @@ from benchmarks.learning_run import (
 )
 from benchmarks.trl_peer import batch_of
 
-STAGES_ALGORITHM: Final = "grpo_step"
+STAGES_ALGORITHM: Final = "grpo"
 STAGES: Final[Mapping[str, float]] = {"middle": 0.4, "late": 0.7}
 """A stage after the start is the policy after the first batch with at least this success. If there
 is none, the middle one is the policy at half of the budget, and the late one the last."""
+STAGES_FILE: Final = "stages.json"
+"""Success of the saved stages, and of each batch."""
 WARM_SUCCESS: Final = 0.3
 """Success of a policy made for an environment before reinforcement learning."""
-PRETRAINED_SUCCESS: Final = 0.05
+PRETRAINED_SUCCESS: Final = 0.2
 """Success in a batch at which the initial policy of the long horizon is saved."""
 
 
@@ -65,7 +72,7 @@ def _make_by_reward(environment: "Environment", folder: Path) -> None:
     write_recipe(folder / MODEL_RECIPE, MAX_NEW_TOKENS)
 
 
-def _make_own(environment: "Environment", folder: Path, **options: int) -> None:
+def _make_own(environment: "Environment", folder: Path, **options: Any) -> None:
     source = EnvironmentSource(inspect_environment(environment.env, environment.kwargs))
     make_tiny_policy(source, folder, success=WARM_SUCCESS, **options)
 
@@ -77,6 +84,8 @@ class Environment(NamedTuple):
     kwargs: Mapping[str, Any] = {}
     make_start: Callable[["Environment", Path], None] | None = _make_own
     """Saves the initial policy; None for the embedded one."""
+    start_of: str = ""
+    """Another environment of the benchmark whose initial policy this one takes."""
     num_episodes: int = 128
     """Episodes of a training batch."""
 
@@ -93,6 +102,14 @@ ENVIRONMENTS: Final[Mapping[str, Environment]] = {
         make_start=partial(_make_own, num_tasks=2000, num_steps=800),
     ),
     "tables": Environment("AgentR1/SyntheticTable-v0"),
+    "bifurcation": Environment(
+        "AgentR1/SyntheticBifurcation-v0",
+        # one of four doors decides: half of the right turns are a success of 62 %
+        make_start=partial(_make_own, p_correct_turn=0.1),
+    ),
+    "long horizon, outcome": Environment(
+        LONG_HORIZON, {"rewards": {"all_correct": 1.0}}, start_of="long horizon", num_episodes=32
+    ),
 }  # fmt: skip
 
 
@@ -101,21 +118,61 @@ def find_environment(name: str) -> Environment:
     return ENVIRONMENTS[name] if name in ENVIRONMENTS else Environment(name)
 
 
-def make_start(environment: Environment, folder: Path) -> Path:
-    """Return the folder of the initial policy; make it if necessary."""
+def folder_of(name: str) -> str:
+    """Return the name of an environment's folder."""
+    return "".join(c if c.isalnum() else "_" for c in name)
+
+
+def make_start(name: str, work: Path) -> Path:
+    """Return the folder of an environment's initial policy; make it if necessary."""
+    environment = find_environment(name)
+    if environment.start_of:
+        return make_start(environment.start_of, work)
     if environment.make_start is None:
         return Path(TINY_POLICY)
-    if not (folder / MODEL_RECIPE).exists():
-        unfinished = folder.with_name(f"{folder.name}.unfinished")
-        shutil.rmtree(unfinished, ignore_errors=True)
-        environment.make_start(environment, unfinished)
-        unfinished.rename(folder)
+    folder = work / folder_of(name) / "policy"
+    with _making(folder, folder / MODEL_RECIPE) as unfinished:
+        if unfinished is not None:
+            environment.make_start(environment, unfinished)
     return folder
 
 
-def measure_batch(
-    cell: Any, environment: Environment, start: Path, folder: Path, options: Any
-) -> CreditBatch:
+@contextlib.contextmanager
+def _making(folder: Path, result: Path) -> Iterator[Path | None]:
+    """Yield a folder to fill and rename to `folder`; None if it has its `result`.
+
+    One process at a time: others wait.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_name(f"{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if result.exists():
+            yield None
+            return
+        unfinished = folder.with_name(f"{folder.name}.unfinished")
+        for old in (unfinished, folder):
+            shutil.rmtree(old, ignore_errors=True)
+        yield unfinished
+        unfinished.rename(folder)
+
+
+def compute(cell: Any, work: Path, batch_file: Path) -> None:
+    """Measure a batch of a cell and save it; make what it needs and is not there yet.
+
+    `cell` has the fields of `Cell` and the options of the command.
+    """
+    environment = find_environment(cell.environment)
+    start = policy = make_start(cell.environment, work)
+    if cell.stage != "start":
+        folder = work / folder_of(cell.environment) / f"run-{cell.seed}"
+        with _making(folder, folder / STAGES_FILE) as unfinished:
+            if unfinished is not None:
+                train(environment, start, unfinished, seed=cell.seed, budget=cell.budget)
+        policy = folder / cell.stage
+    save_batches(batch_file, [measure_batch(cell, environment, start, policy)])
+
+
+def measure_batch(cell: Any, environment: Environment, start: Path, folder: Path) -> CreditBatch:
     """Roll out a batch of the policy in `folder` and measure its advantages.
 
     The critic is fitted to as many episodes of other tasks.
@@ -126,26 +183,25 @@ def measure_batch(
     max_new_tokens = None if trained_for is None else trained_for[0]
     policy = transformers_policy(model, tokenizer, max_new_tokens=max_new_tokens)
     found = inspect_environment(environment.env, environment.kwargs)
-    tasks = _draw_tasks(found.num_tasks or ENDLESS, 2 * options.num_tasks, seed)
+    tasks = _draw_tasks(found.num_tasks or ENDLESS, 2 * cell.num_tasks, seed)
     others, measured = tasks[: len(tasks) // 2], tasks[len(tasks) // 2 :]
     with contextlib.closing(Rollout(found.make_env, policy)) as rollout:
-        collected = rollout.collect(_specs(others, options.group_size, seed, 0))
+        collected = rollout.collect(_specs(others, cell.group_size, seed, 0))
         critic = FittedCritic(model, 0, [t for t in collected if t.is_scorable])
-        batch = Measurement(rollout, _specs(measured, options.group_size, seed, 1), seed)
-        branches = batch.roll_out_visible_branches(options.branch_steps)
-        batch.measure(options.reliability, options.max_branches)
+        batch = Measurement(rollout, _specs(measured, cell.group_size, seed, 1), seed)
+        branches = batch.roll_out_visible_branches(cell.branch_steps)
+        batch.measure(cell.reliability, cell.max_branches)
         return batch.batch(
             environment=cell.environment,
             stage=cell.stage,
             seed=seed,
             values=critic.values(batch.trajectories),
             branches=branches,
+            model=model,
         )
 
 
-def train(
-    environment: Environment, start: Path, folder: Path, *, seed: int, budget: int
-) -> dict[str, Any]:
+def train(environment: Environment, start: Path, folder: Path, *, seed: int, budget: int) -> None:
     """Train for `budget` environment steps and save a folder for each stage after the first."""
     trainer, steps = _make_trainer(environment, start, folder, seed, budget, learning_rate=1e-3)
     stages = SaveStages(trainer, start, folder, steps)
@@ -153,7 +209,7 @@ def train(
     trainer.train()
     stages.save_missing()
     shutil.rmtree(folder / "trainer", ignore_errors=True)
-    return {"curve": steps.curve, "stages": stages.saved}
+    write_json(folder / STAGES_FILE, {"curve": steps.curve, "stages": stages.saved})
 
 
 def _make_trainer(
@@ -225,3 +281,7 @@ def _specs(tasks: list[int], group_size: int, seed: int, number: int) -> list[Ep
         for task in tasks
         for member in range(group_size)
     ]
+
+
+if __name__ == "__main__":
+    compute(SimpleNamespace(**json.loads(sys.argv[1])), Path(sys.argv[2]), Path(sys.argv[3]))

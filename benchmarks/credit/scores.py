@@ -1,8 +1,13 @@
-"""Correlation of estimated with true advantages, and the share of right signs, per estimator.
+"""Scores of estimators against the true advantages, per step and in the gradient.
 
 The correlation is divided by the square root of the truth's reliability, which corrects for noise
 in the truth. Intervals are a bootstrap over clusters: seeds are drawn, then tasks within a seed,
 the same for all stages.
+
+The worth of an estimator in batches of `grpo` is the ratio of their noise-to-signal, per
+environment step. With ``g_j`` the gradient of group j, divided by the root mean square norm of the
+batch's groups, ``energy = mean_j |g_j|^2`` and ``signal = mean_{j != k} g_j . g_k``, both averaged
+over batches, noise-to-signal is ``(energy - signal) / signal``.
 """
 
 from collections import defaultdict
@@ -16,21 +21,47 @@ import numpy.typing as npt
 from agent_envs.errors import ConfigurationError
 from agent_trainers.algorithms.advantages import (
     ADVANTAGE_ESTIMATORS,
+    Estimator,
     estimate,
     find_estimator,
     needs_values,
 )
-from agent_trainers.experimental.branching import tree, vine
+from agent_trainers.algorithms.episodes import divide_by_rms, groups
+from agent_trainers.experimental.branching import rtmc, tree, vine
+from benchmarks.credit.gradients import Products, cosine, energy_and_signal, group_products
 from benchmarks.credit.true_advantages import CreditBatch, CreditEpisode
 
-BRANCHING: Final = {"vine": vine, "tree": tree}
+BRANCHING: Final = {"rtmc": rtmc, "vine": vine, "tree": tree}
 """Experimental estimators by the names of their rows."""
+NOT_APPLICABLE: Final = "not applicable"
+NOT_RUN: Final = "not run"
 NUM_RESAMPLES: Final = 1000
+MIN_GROUPS: Final = 4
+"""Groups of a batch that the interval of a worth takes at least."""
 MIN_Z: Final = 2.0
 """Signs are compared where the truth is at least this many standard errors from 0."""
 _LOWER_LAMBDA: Final = {"gae_step": 0.9, "gae_token": 0.98, "gae_bilevel": 0.9}
 """A second row of these estimators relies more on the critic."""
 Array = npt.NDArray[np.float64]
+
+
+def true_advantages(episodes: Sequence[CreditEpisode]) -> list[Any]:
+    """Return the true advantages."""
+    return [np.array(episode.advantages) for episode in episodes]
+
+
+def true_advantages_scaled(episodes: Sequence[CreditEpisode]) -> list[Any]:
+    """Return the true advantages over the root mean square of each group's, plus 1e-4."""
+    truth = true_advantages(episodes)
+    return list(divide_by_rms(truth, groups(episodes).values(), "group"))
+
+
+CEILINGS: Final[Mapping[str, Estimator]] = {
+    "true advantages": true_advantages,
+    "true advantages, group-scaled": true_advantages_scaled,
+}
+"""Rows of perfect credit."""
+_FUNCTIONS: Final[Mapping[str, Estimator]] = {**CEILINGS, **BRANCHING}
 
 
 class Row(NamedTuple):
@@ -52,6 +83,9 @@ class Score:
     high: float
 
 
+UNKNOWN: Final = Score(value=float("nan"), low=float("nan"), high=float("nan"))
+
+
 class Scores(NamedTuple):
     """Scores of one estimator."""
 
@@ -59,6 +93,23 @@ class Scores(NamedTuple):
     """Correlation with the true advantage, corrected for noise."""
     sign: Score
     """Share of right signs among steps with a clear true sign; an estimate of 0 counts half."""
+    cosine: Score
+    """Cosine of its gradient with that of the true advantages on the same batch."""
+    worth: Score
+    """Batches of `grpo` that a batch is worth, per environment step; NaN if it or `grpo` has no
+    signal whose interval is above 0, or a batch has fewer than `MIN_GROUPS` groups."""
+
+
+class BatchSums(NamedTuple):
+    """What the scores of an estimator take from a batch."""
+
+    seed: int
+    steps: Array
+    """Sums over the steps of each task, (tasks, 13)."""
+    own: Products | None
+    """Inner products of the groups' gradients; None if the batch has none."""
+    reference: Products | None
+    """Those of `grpo`."""
 
 
 class _Sums:
@@ -68,8 +119,8 @@ class _Sums:
 
 
 def all_estimators(custom: Sequence[str] = ()) -> list[str]:
-    """Return the names of the package's estimators, then import paths of others."""
-    return [*ADVANTAGE_ESTIMATORS, *BRANCHING, *custom]
+    """Return the names of true advantages and the package's estimators, then import paths."""
+    return [*CEILINGS, *ADVANTAGE_ESTIMATORS, *BRANCHING, *custom]
 
 
 def rows_of(estimators: Sequence[str]) -> list[Row]:
@@ -80,7 +131,7 @@ def rows_of(estimators: Sequence[str]) -> list[Row]:
     """
     rows = []
     for name in estimators:
-        if name in BRANCHING or not needs_values(find_estimator(name)):
+        if name in _FUNCTIONS or not needs_values(find_estimator(name)):
             rows.append(Row(name, name))
             continue
         rows += [Row(f"{name}, {critic}", name, critic) for critic in ("no critic", "critic")]
@@ -89,30 +140,35 @@ def rows_of(estimators: Sequence[str]) -> list[Row]:
     return rows
 
 
-def estimates_of(row: Row, batch: CreditBatch) -> list[Array] | None:
+def sees_branches(row: Row) -> bool:
+    """Return whether the estimator of a row is given branches."""
+    return bool(getattr(find_estimator(_estimator(row)), "uses_branches", False))
+
+
+def estimates_of(row: Row, batch: CreditBatch) -> list[Array] | str:
     """Return the estimated advantages of a batch's measured episodes, (S,) each.
 
-    Advantages per token are averaged over each step. None if the row needs the values of a critic
-    and the batch has none, or if an estimator of the package refuses the batch's rewards.
+    Advantages per token are averaged over each step. `NOT_RUN` if the row needs the values of a
+    critic and the batch has none; `NOT_APPLICABLE` if an estimator of the package refuses it.
 
     Raises:
-        ConfigurationError: If the estimator returns neither one number per step nor per token.
+        ConfigurationError: If the estimator returns neither one number per step nor per token, or
+            a custom one refuses the batch.
     """
-    estimator = BRANCHING.get(row.estimator, row.estimator)
-    has_branches = getattr(find_estimator(estimator), "uses_branches", False)
-    episodes = batch.episodes if has_branches else batch.measured
+    estimator = _estimator(row)
+    episodes = batch.episodes if sees_branches(row) else batch.measured
     options = dict(row.options)
     if row.critic == "critic":
         if not all(episode.values for episode in batch.measured):
-            return None
+            return NOT_RUN
         options["values"] = [episode.values for episode in episodes]
     elif row.critic:
         options["values"] = [[[0.0] * length for length in e.lengths] for e in episodes]
     try:
         advantages = estimate(estimator, episodes, **options)
     except ConfigurationError:
-        if row.estimator in ADVANTAGE_ESTIMATORS:
-            return None
+        if row.estimator in ADVANTAGE_ESTIMATORS or row.estimator in _FUNCTIONS:
+            return NOT_APPLICABLE
         raise
     return [
         _per_step(row, values, episode)
@@ -122,26 +178,61 @@ def estimates_of(row: Row, batch: CreditBatch) -> list[Array] | None:
 
 
 def score(
-    batches: Sequence[CreditBatch], estimates: Sequence[Sequence[npt.ArrayLike]], *, seed: int = 0
+    batches: Sequence[CreditBatch],
+    estimates: Sequence[Sequence[npt.ArrayLike]],
+    *,
+    cost: float = 1.0,
+    seed: int = 0,
 ) -> Scores:
     """Score an estimator on batches of one environment, each with the same weight.
 
     Args:
         batches: Batches with true advantages.
         estimates: Advantages per step of each measured episode, (S,), by batch.
+        cost: Environment steps that the estimator is given, in units of those of `grpo`.
         seed: Seed of the bootstrap.
     """
-    sums = [_task_sums(b, e) for b, e in zip(batches, estimates, strict=True)]
-    values = _figures(sums, np.ones((1, 1)), [np.ones((1, len(tasks))) for tasks in sums])
-    drawn = _resample([batch.seed for batch in batches], [len(tasks) for tasks in sums], seed)
-    resampled = _figures(sums, *drawn)
-    return Scores(*map(_with_interval, values, resampled))
+    return combine(
+        [sums_of(b, e) for b, e in zip(batches, estimates, strict=True)], cost=cost, seed=seed
+    )
+
+
+def sums_of(batch: CreditBatch, estimates: Sequence[npt.ArrayLike]) -> BatchSums:
+    """Return what the scores of an estimator take from a batch."""
+    return BatchSums(
+        batch.seed,
+        _task_sums(batch, estimates),
+        group_products(batch, estimates),
+        group_products(batch, estimate("grpo", batch.measured)),
+    )
+
+
+def combine(sums: Sequence[BatchSums], *, cost: float = 1.0, seed: int = 0) -> Scores:
+    """Return the scores of an estimator from its sums by batch; see `score`."""
+    once = np.ones((1, 1)), [np.ones((1, len(batch.steps))) for batch in sums]
+    drawn = _resample([batch.seed for batch in sums], [len(b.steps) for b in sums], seed)
+    steps = [batch.steps for batch in sums]
+    correlation, sign = map(_with_interval, _figures(steps, *once), _figures(steps, *drawn))
+    own = [batch.own for batch in sums if batch.own is not None]
+    reference = [batch.reference for batch in sums if batch.reference is not None]
+    if len(own) < len(sums):
+        return Scores(correlation, sign, UNKNOWN, UNKNOWN)
+    figures = (_gradient_figures(own, reference, cost, *weights) for weights in (once, drawn))
+    cosines, worth, *signals = map(_with_interval, *figures)
+    is_estimable = all(signal.low > 0.0 for signal in signals) and all(
+        len(batch.steps) >= MIN_GROUPS for batch in sums
+    )
+    return Scores(correlation, sign, cosines, worth if is_estimable else UNKNOWN)
 
 
 def reliability(batches: Sequence[CreditBatch]) -> float:
     """Return the mean reliability of the batches in which it is defined."""
     known = [b.reliability for b in batches if not np.isnan(b.reliability)]
     return float(np.mean(known)) if known else float("nan")
+
+
+def _estimator(row: Row) -> str | Estimator:
+    return _FUNCTIONS.get(row.estimator, row.estimator)
 
 
 def _per_step(row: Row, advantages: Any, episode: CreditEpisode) -> Array:
@@ -197,6 +288,30 @@ def _figures(
     return _weighted_mean(correlations, batch_weights), _weighted_mean(signs, batch_weights)
 
 
+def _gradient_figures(
+    own: Sequence[Products],
+    reference: Sequence[Products],
+    cost: float,
+    batch_weights: Array,
+    task_weights: Sequence[Array],
+) -> list[Array]:
+    """Return cosine, worth, and the signals of the estimator and of `grpo`, (R,) each.
+
+    See `_figures` for the weights.
+    """
+    found = [cosine(p, w) for p, w in zip(own, task_weights, strict=True)]
+    figures = [_weighted_mean(found, batch_weights)]
+    ratios, signals = [], []
+    with np.errstate(all="ignore"):
+        for products in (own, reference):
+            parts = [energy_and_signal(p, w) for p, w in zip(products, task_weights, strict=True)]
+            energy = _weighted_mean([part[0] for part in parts], batch_weights)
+            signal = _weighted_mean([part[1] for part in parts], batch_weights)
+            ratios.append((energy - signal) / np.maximum(signal, 0.0))
+            signals.append(signal)
+        return [*figures, ratios[1] / ratios[0] / cost, *signals]
+
+
 def _correlation(n: Array, x: Array, y: Array, xx: Array, yy: Array, xy: Array) -> Array:
     """Return Pearson's correlation; 0 if the first is constant, NaN if the second is."""
     with np.errstate(all="ignore"):
@@ -233,5 +348,8 @@ def _resample(
 
 def _with_interval(value: Array, resampled: Array) -> Score:
     known = resampled[~np.isnan(resampled)]
-    low, high = np.percentile(known, [2.5, 97.5]) if len(known) else (np.nan, np.nan)
+    if not len(known):
+        return UNKNOWN
+    low = np.percentile(known, 2.5, method="lower")
+    high = np.percentile(known, 97.5, method="higher")  # may be infinite
     return Score(value=float(value[0]), low=float(low), high=float(high))

@@ -117,7 +117,7 @@ def test_a_state_without_a_value_is_reported_with_the_first_error(monkeypatch):
     measurement = begin()
     monkeypatch.setattr(Breaking, "is_broken", True)
     fell = "The first error: RuntimeError: the table fell over"
-    with pytest.raises(RolloutError, match=f"step 0 of task .* has no value: 0 of 16 .*{fell}"):
+    with pytest.raises(RolloutError, match=f"step 0 of task .* has no value: 0 of 8 .*{fell}"):
         measurement.measure(0.9, 16)
     with pytest.raises(RolloutError, match=f"No episode .*{fell}"):
         begin()
