@@ -49,11 +49,11 @@ PROGRAM: Final = "python -m benchmarks.claims"
 POWER: Final = 0.8
 NUM_DRAWS: Final = 1_000
 """Simulated experiments per difference that `detectable_ratio` tries."""
-START: Final = "long_horizon_start"
+START: Final = "long_horizon/policy"
 """Folder in the work folder of the initial policy of the long horizon, which solves some tasks."""
 _MAKE_START: Final = (
-    "import sys; from pathlib import Path; from benchmarks.credit import policies; "
-    "policies.make_start(policies.ENVIRONMENTS['long horizon'], Path(sys.argv[1]))"
+    "import sys; from pathlib import Path; from benchmarks.credit.policies import make_start; "
+    "make_start('long horizon', Path(sys.argv[1]))"
 )
 _WINDOW: Final = {"context": {"name": "window", "turns": 1}}
 _SKILLS: Final = '{"agent_trainers.experimental.skills:SkillDistillation":{"weight":0.1}}'
@@ -255,9 +255,8 @@ def _family(arm: str) -> str:
 
 
 def _make_start(grid: Grid) -> None:
-    def compute(name: str, _: object) -> Result:
-        folder = grid.work / name
-        return {"seconds": grid.command(["python", "-c", _MAKE_START, str(folder)], grid.work)}
+    def compute(_: str, __: object) -> Result:
+        return {"seconds": grid.command(["python", "-c", _MAKE_START, str(grid.work)], grid.work)}
 
     grid.run({START: _MAKE_START}, compute)
 
@@ -338,7 +337,7 @@ def _markdown(
     settings = facts["settings"]
     num_seeds, num_claims = len(settings["seeds"]), len(claims)
     rates = "; ".join(f"*{arm}* {rate:g}" for arm, rate in facts["learning_rates"].items())
-    start = f'`python -c "{_MAKE_START}" {Path(settings["work"]) / START}`'
+    start = f'`python -c "{_MAKE_START}" {settings["work"]}`'
     parts = [
         "# Published claims, tested again",
         f"The embedded policy in the synthetic environments. `{facts['command']}`, "
