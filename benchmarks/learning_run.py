@@ -36,7 +36,6 @@ from benchmarks.trl_peer import batch_of, make_trl_trainer
 MULTI_HOP: Final = "AgentR1/SyntheticMultiHop-v0"
 LONG_HORIZON: Final = "AgentR1/SyntheticLongHorizon-v0"
 NUM_EPISODES: Final = 128
-"""Episodes per optimiser step unless `LearningRun.options` override it."""
 MAX_NEW_TOKENS: Final = 24
 COLUMNS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
     "one hop": (MULTI_HOP, {"hops": 1}),
@@ -79,6 +78,10 @@ class LearningRun:
     """Whether the evaluated policy only reads the results of one search with the question."""
     first_task: int = 0
     """First held-out task; tuning uses other tasks than the report."""
+    num_episodes: int = NUM_EPISODES
+    """Episodes per optimiser step."""
+    are_branches_free: bool = False
+    """Whether environment steps of branches do not count."""
 
 
 class EnvironmentStepBudget(TrainerCallback):  # type: ignore[misc]
@@ -212,12 +215,23 @@ def train(spec: LearningRun, folder: Path) -> tuple[Any, dict[str, Any]]:
 
     ``clip_ratio`` is the share of the trained tokens whose importance ratio was clipped.
     """
+    trainer, budget = prepare(spec, folder)
+    trainer.train()
+    logged = [entry.get("clip_ratio/region_mean") for entry in trainer.state.log_history]
+    clipped = [share for share in logged if share is not None]
+    return trainer.model, {"curve": budget.curve, "clip_ratio": sum(clipped) / len(clipped)}
+
+
+def prepare(
+    spec: LearningRun, folder: Path, until: float = math.inf
+) -> tuple[Any, EnvironmentStepBudget]:
+    """Return the trainer of a run, and the callback that ends it, also at a success of `until`."""
     method = ["--algorithm", "grpo" if spec.method == "trl" else spec.method]
     if spec.start is not None:
         method += ["--model", spec.start]
     options = train_options(
         method=method, env=spec.env, env_kwargs=spec.env_kwargs, seed=spec.seed, budget=spec.budget,
-        num_episodes=NUM_EPISODES, folder=folder,
+        num_episodes=spec.num_episodes, folder=folder,
     )  # fmt: skip
     if spec.learning_rate is not None:
         options += ["--learning_rate", str(spec.learning_rate)]
@@ -226,19 +240,16 @@ def train(spec: LearningRun, folder: Path) -> tuple[Any, dict[str, Any]]:
         trainer, last_batch = make_trl_trainer(spec.env, spec.env_kwargs, config, load_tokenizer())
     else:
         trainer, _ = make_trainer(settings, config, read_source(settings))
-        last_batch = functools.partial(batch_of, trainer)
+        last_batch = functools.partial(batch_of, trainer, are_branches_free=spec.are_branches_free)
     if spec.counts_tokens:
         if spec.method == "trl":
             raise ConfigurationError("counts_tokens: TRL's trainer discards the tokens it sampled.")
         tokens = SampledTokens()
         tokens.attach(trainer)
         last_batch = tokens.last_batch
-    budget = EnvironmentStepBudget(spec.budget, last_batch)
+    budget = EnvironmentStepBudget(spec.budget, last_batch, until)
     trainer.add_callback(budget)
-    trainer.train()
-    logged = [entry.get("clip_ratio/region_mean") for entry in trainer.state.log_history]
-    clipped = [share for share in logged if share is not None]
-    return trainer.model, {"curve": budget.curve, "clip_ratio": sum(clipped) / len(clipped)}
+    return trainer, budget
 
 
 def evaluate(policy: Policy, column: str, spec: LearningRun) -> float:

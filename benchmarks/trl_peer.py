@@ -61,12 +61,17 @@ def make_trl_trainer(
     return trainer, last_batch
 
 
-def batch_of(trainer: StepGRPOTrainer) -> tuple[int, float]:
+def batch_of(trainer: StepGRPOTrainer, *, are_branches_free: bool = False) -> tuple[int, float]:
     """Return environment steps and mean success of the last batch.
 
-    The steps of branches count, their success does not: they start from advanced states.
+    The steps of branches count unless they are free. Their success does not: they start from
+    advanced states.
     """
     batch = trainer.trajectories["train"]
-    num_steps = sum(len(trajectory.transitions) - trajectory.start for trajectory in batch)
+    num_steps = sum(
+        len(trajectory.transitions) - trajectory.start
+        for trajectory in batch
+        if not (are_branches_free and trajectory.start)
+    )
     successes = [trajectory.success for trajectory in batch if not trajectory.start]
     return num_steps, sum(successes) / len(successes)

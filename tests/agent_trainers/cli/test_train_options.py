@@ -137,7 +137,7 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_the_recipe(config
     assert (config.learning_rate, config.num_generations, config.loss_mask) == (1e-4, 2, False)
     assert (config.report_to, config.scale_rewards) == ([], "none")
     assert json.loads(options.env_kwargs) == {"hops": 3}
-    assert (config.max_completion_length, config.max_steps) == (24, 100)  # of the recipe
+    assert (config.max_completion_length, config.max_steps) == (24, 200)  # of the recipe
     assert make_parser(arguments).get_default("recipe").startswith("default, ")
     assert parse_arguments([])[1].learning_rate == 7e-4
     # a file lies on the recipe of its model, and wins over the preset of its algorithm

@@ -1,0 +1,142 @@
+"""One cell of the comparison by regime: make and evaluate a start policy, or train from one."""
+
+import contextlib
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from transformers import TrainerCallback
+
+from agent_trainers.cli.environments import inspect_environment
+from agent_trainers.policies.local import transformers_policy
+from agent_trainers.policies.models import load_model, load_tokenizer
+from agent_trainers.recipes import MODEL_RECIPE, find_turn_length
+from agent_trainers.rollout.evaluation import evaluate_policy
+from agent_trainers.tiny_policy.make import EnvironmentSource, make_tiny_policy, write_recipe
+from benchmarks.learning_run import MAX_NEW_TOKENS, LearningRun, prepare
+
+NUM_START_TASKS: Final = 300
+"""Held-out tasks on which a start policy is evaluated."""
+NUM_TASKS: Final = 100
+"""Held-out tasks of the evaluation after training."""
+START_SEED: Final = 1000
+"""Added to the number of a start policy: no run has its seed."""
+BY_REWARD: Final[Mapping[str, float]] = {"nine questions": 0.5, "multi-hop": 0.06}
+"""Start policies that are the embedded one trained on single questions by reward, and the success
+of a batch that ends the training. 50 % of single questions are 0.5 ** 9 = 0.2 % of nine, and more
+after the last update."""
+OWN_SUCCESS: Final = 0.4
+"""Success at most of the start policy that is made for an environment."""
+P_CORRECT_TURN: Final = 0.2
+"""Share of turns that its careless demonstrations keep; a drawn door is right in a quarter."""
+
+
+class UpdateKL(TrainerCallback):  # type: ignore[misc] # transformers is untyped
+    """KL divergence per token between the sampling policy and the policy after each update.
+
+    The mean of ``r - 1 - log r`` over the trained tokens of the batch, with ``r`` the ratio of
+    their probabilities after the update and at sampling (k3, http://joschu.net/blog/kl-approx.html).
+    Updates on batches without any advantage are left out.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        """Measure the updates of `trainer`."""
+        self._trainer = trainer
+        self.values: list[float] = []
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        """Measure an update."""
+        batch = self._trainer.last_batch
+        if not any(episode.has_signal for episode in batch.episodes):
+            return
+        is_trained = batch.tensors["tool_mask"].bool().numpy()
+        old = batch.tensors["sampling_per_token_logps"].numpy()
+        log_ratio = (self._trainer.current_logprobs() - old)[is_trained].astype(float)
+        self.values.append(float(np.mean(np.expm1(log_ratio) - log_ratio)))
+
+
+def run_cell(spec: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the result of a cell; everything printed goes to ``log.txt``.
+
+    Args:
+        spec: Name and number of a ``start`` with the regime's ``env`` and ``env_kwargs``; or a
+            `LearningRun` as ``run``.
+        folder: Folder for the log and the policy.
+    """
+    torch.set_num_threads(1)
+    started = time.process_time()
+    folder.mkdir(parents=True, exist_ok=True)
+    with (
+        (folder / "log.txt").open("a") as log,
+        contextlib.redirect_stdout(log),
+        contextlib.redirect_stderr(log),
+    ):
+        if "start" in spec:
+            result = _make_start(spec, folder)
+        else:
+            result = _train(LearningRun(**spec["run"]), folder)
+    return {**result, "seconds": round(time.process_time() - started, 1)}
+
+
+def _make_start(spec: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    policy, seed = folder / "policy", START_SEED + spec["number"]
+    if not policy.exists():
+        unfinished = folder / "unfinished"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        if spec["start"] in BY_REWARD:
+            _train_until(BY_REWARD[spec["start"]], seed, unfinished)
+        else:
+            source = EnvironmentSource(inspect_environment(spec["env"], spec["env_kwargs"]))
+            make_tiny_policy(
+                source, unfinished, seed=seed, success=OWN_SUCCESS, p_correct_turn=P_CORRECT_TURN
+            )
+        unfinished.rename(policy)
+    model, tokenizer = load_model(str(policy)), load_tokenizer(str(policy))
+    own = spec["env"], spec["env_kwargs"]
+    return {"success": _evaluate(model, tokenizer, policy, *own, NUM_START_TASKS)}
+
+
+def _train_until(success: float, seed: int, folder: Path) -> None:
+    spec = LearningRun(
+        method="grpo", seed=seed, budget=20_000, num_tasks=0, columns=(),
+        learning_rate=1e-4, num_episodes=64, env_kwargs={"max_episode_steps": 3},
+    )  # fmt: skip
+    trainer, steps = prepare(spec, folder, until=success)
+    trainer.train()
+    if steps.curve[-1][1] < success:
+        raise RuntimeError(f"No batch reached a success of {success:.0%}: {steps.curve}")
+    shutil.rmtree(folder / "trainer")
+    trainer.model.save_pretrained(folder)
+    trainer.processing_class.save_pretrained(folder)
+    write_recipe(folder / MODEL_RECIPE, MAX_NEW_TOKENS)
+
+
+def _train(run: LearningRun, folder: Path) -> dict[str, Any]:
+    trainer, steps = prepare(run, folder)
+    divergence = UpdateKL(trainer)
+    trainer.add_callback(divergence)
+    trainer.train()
+    shutil.rmtree(folder / "trainer", ignore_errors=True)
+    success = None
+    if run.num_tasks:
+        success = _evaluate(
+            trainer.model, trainer.processing_class, Path(str(run.start)), run.env, run.env_kwargs,
+            run.num_tasks,
+        )  # fmt: skip
+    return {"curve": steps.curve, "kl": divergence.values, "success": success}
+
+
+def _evaluate(
+    model: Any, tokenizer: Any, start: Path, env: str, kwargs: Mapping[str, Any], num_tasks: int
+) -> float:
+    trained_for = find_turn_length(str(start))
+    max_new_tokens = MAX_NEW_TOKENS if trained_for is None else trained_for[0]
+    policy = transformers_policy(
+        model.eval(), tokenizer, max_new_tokens=max_new_tokens, max_batch_size=num_tasks
+    )
+    make_env = inspect_environment(env, {**kwargs, "split": "test"}).make_env
+    return evaluate_policy(make_env, policy, range(num_tasks)).metrics["success"]

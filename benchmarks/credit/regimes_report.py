@@ -1,0 +1,217 @@
+"""Report of the comparison by regime: tables, paired tests, predicted orders and a picture."""
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from scipy.special import stdtrit
+
+from agent_envs.data.files import write_json, write_text
+from agent_envs.scoring.statistics import (
+    ALPHA,
+    Interval,
+    holm,
+    mean_interval,
+    p_value_text,
+    paired_test,
+)
+from agent_leaderboard.report.visible_text import markdown_table
+
+HALF: Final = 0.5
+POWER: Final = 0.8
+BASELINE: Final = "grpo"
+
+
+class Outcome(NamedTuple):
+    """Outcome of one run."""
+
+    steps: int | None
+    """Environment steps until the success reached `HALF`; None if it never did."""
+    success: float
+    """Success on held-out tasks in the end."""
+
+
+Outcomes = Mapping[str, Sequence[Sequence[Outcome]]]
+"""Outcomes by arm; for each seed, one per start policy, in the same order for all arms."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Environment steps of an arm less those of the baseline, paired by seed."""
+
+    arm: str
+    difference: Interval
+    """Over seeds, each the mean over start policies."""
+    p_value: float
+    """Exact sign-flip test, two-sided, with Holm's correction over the arms of the table."""
+    detectable: float
+    """Smallest difference that a t-test of as many pairs finds with a power of `POWER`, at the
+    level of the first step of Holm's correction."""
+    num_fewer: tuple[int, int]
+    """Number of seeds, and of start policies, in which the arm needs fewer steps on average."""
+
+
+def steps_to_half(curve: Sequence[Sequence[float]], num_episodes: int, window: int) -> int | None:
+    """Return the environment steps until the mean success of `window` episodes reaches `HALF`.
+
+    `curve` holds environment steps so far and success of each batch of `num_episodes`.
+    """
+    width = math.ceil(window / num_episodes)
+    for end in range(width, len(curve) + 1):
+        if statistics.fmean(success for _, success in curve[end - width : end]) >= HALF:
+            return int(curve[end - 1][0])
+    return None
+
+
+def compare(outcomes: Outcomes, budget: int) -> list[Comparison]:
+    """Compare every arm with the baseline; a run that never got there counts as `budget`."""
+    steps = {
+        arm: [[budget if o.steps is None else min(o.steps, budget) for o in row] for row in rows]
+        for arm, rows in outcomes.items()
+    }
+    arms = [arm for arm in outcomes if arm != BASELINE]
+    tables = {
+        arm: [
+            [own - other for own, other in zip(*rows, strict=True)]
+            for rows in zip(steps[arm], steps[BASELINE], strict=True)
+        ]
+        for arm in arms
+    }
+    by_seed = {arm: [statistics.fmean(row) for row in table] for arm, table in tables.items()}
+    adjusted = holm([paired_test(by_seed[arm]) for arm in arms])
+    return [
+        Comparison(
+            arm=arm,
+            difference=mean_interval(by_seed[arm]),
+            p_value=p_value,
+            detectable=_detectable(by_seed[arm], len(arms)),
+            num_fewer=(
+                sum(value < 0 for value in by_seed[arm]),
+                sum(statistics.fmean(column) < 0 for column in zip(*tables[arm], strict=True)),
+            ),
+        )
+        for arm, p_value in zip(arms, adjusted, strict=True)
+    ]
+
+
+def _detectable(differences: Sequence[float], num_tests: int) -> float:
+    count = len(differences)
+    if count < 2:
+        return math.inf
+    quantiles = stdtrit(count - 1, 1 - ALPHA / 2 / num_tests) + stdtrit(count - 1, POWER)
+    return float(quantiles * statistics.stdev(differences) / math.sqrt(count))
+
+
+def mean_steps(rows: Sequence[Sequence[Outcome]], budget: int) -> Interval:
+    """Estimate the mean steps to `HALF` over seeds, each the mean over start policies."""
+    return mean_interval(
+        [
+            statistics.fmean(budget if o.steps is None else min(o.steps, budget) for o in row)
+            for row in rows
+        ]
+    )
+
+
+def predictions(outcomes: Outcomes, budget: int, predicted: Sequence[tuple[str, str]]) -> list[str]:
+    """Return for each predicted pair, faster arm first, whether the means agree."""
+    means = {arm: mean_steps(rows, budget).mean for arm, rows in outcomes.items()}
+    return [
+        f"*{fast}* needs at most the steps of *{slow}*: "
+        + ("held" if means[fast] <= means[slow] else "**did not hold**")
+        + f" ({means[fast]:,.0f} and {means[slow]:,.0f})."
+        for fast, slow in predicted
+    ]
+
+
+def verdict(found: Comparison, num_seeds: int, num_starts: int) -> str:
+    """Return a comparison in words."""
+    seeds, starts = found.num_fewer
+    difference = found.difference
+    size = f"{difference.mean:+,.0f} steps"
+    if math.isfinite(difference.high):
+        size += f" [{difference.low:+,.0f}, {difference.high:+,.0f}]"
+    text = f"*{found.arm}* and *{BASELINE}*: no significant difference"
+    if found.p_value < ALPHA:
+        text = f"*{found.arm}* needs {'fewer' if difference.mean < 0 else 'more'} steps than "
+        text += f"*{BASELINE}*"
+    p_value = p_value_text(found.p_value)
+    p_text = f"p = {p_value}" if p_value[0] != "<" else f"p {p_value}"
+    return (
+        f"{text} ({p_text}): {size}, fewer with {seeds} of {num_seeds} seeds and {starts} of "
+        f"{num_starts} start policies. Detectable: {found.detectable:,.0f}."
+    )
+
+
+def regime_section(
+    name: str,
+    outcomes: Outcomes,
+    budget: int,
+    *,
+    facts: Mapping[str, Any],
+    predicted: Sequence[tuple[str, str]],
+) -> str:
+    """Return table, comparisons and predictions of a regime as Markdown.
+
+    `facts` are its ``description``, and by arm ``rates`` and ``kl``.
+    """
+    lines = []
+    for arm, rows in outcomes.items():
+        runs = [outcome for row in rows for outcome in row]
+        successes = mean_interval([statistics.fmean(o.success for o in row) for row in rows])
+        lines.append([
+            arm, _interval_text(mean_steps(rows, budget)),
+            f"{sum(o.steps is None for o in runs)} of {len(runs)}",
+            _interval_text(successes, 100), f"{facts['rates'][arm]:g}", f"{facts['kl'][arm]:.4f}",
+        ])  # fmt: skip
+    header = ["arm", "steps to 50 %", "never", "final success, %", "learning rate", "KL"]
+    first = next(iter(outcomes.values()))
+    found = compare(outcomes, budget)
+    items = [verdict(one, len(first), len(first[0])) for one in found]
+    if predicted:
+        items += [f"Predicted: {line}" for line in predictions(outcomes, budget, predicted)]
+    else:
+        held = all(one.p_value >= ALPHA for one in found)
+        items.append(f"Predicted: all tie: {'held' if held else '**did not hold**'}.")
+    if 2.0 ** (1 - len(first)) * len(found) >= ALPHA:
+        items.append(f"{len(first)} seeds are too few for a significant difference here.")
+    bullets = "\n".join(f"- {item}" for item in items)
+    return f"## {name}\n\n{facts['description']}\n\n{markdown_table(header, lines)}\n\n{bullets}"
+
+
+def write_report(folder: Path, sections: Sequence[str], facts: Mapping[str, Any]) -> None:
+    """Write ``regimes.md`` and ``.json``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "regimes.json", facts)
+    write_text(folder / "regimes.md", "\n\n".join(sections) + "\n")
+
+
+def draw(path: Path, outcomes: Mapping[str, Outcomes], budgets: Mapping[str, int]) -> None:
+    """Draw the steps to 50 % of every run, by regime and arm; hollow if it never got there."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(3.2 * len(outcomes), 3), layout="constrained")
+    for axes, (regime, arms) in zip(
+        figure.subplots(1, len(outcomes), squeeze=False)[0], outcomes.items(), strict=True
+    ):
+        for y, rows in enumerate(arms.values()):
+            for s, row in enumerate(rows):
+                for start, outcome in enumerate(row):
+                    steps = budgets[regime] if outcome.steps is None else outcome.steps
+                    height = y + (s / len(rows) - 0.5) * 0.5
+                    fill = "none" if outcome.steps is None else f"C{start}"
+                    axes.scatter(steps, height, s=14, facecolors=fill, edgecolors=f"C{start}")
+            axes.scatter(mean_steps(rows, budgets[regime]).mean, y, marker="|", s=300, color="k")
+        axes.set_yticks(range(len(arms)), list(arms))
+        axes.invert_yaxis()
+        axes.set(title=regime, xlabel="environment steps to 50 %", xlim=(0, None))
+    figure.savefig(path, dpi=120)
+
+
+def _interval_text(interval: Interval, factor: float = 1.0) -> str:
+    mean, half = factor * interval.mean, factor * (interval.high - interval.mean)
+    digits = 1 if factor > 1 else 0
+    shown = f"{mean:,.{digits}f}"
+    return f"{shown} ± {half:,.{digits}f}" if math.isfinite(half) else shown

@@ -1,0 +1,181 @@
+import json
+
+import pytest
+
+from agent_envs.errors import ConfigurationError, UnknownNameError
+from benchmarks.credit import regimes
+from benchmarks.credit.regimes import (
+    REGIMES,
+    RegimesArguments,
+    cell_name,
+    choose_rates,
+    run_cells,
+    start_cells,
+)
+from benchmarks.credit.regimes_report import (
+    Outcome,
+    compare,
+    predictions,
+    regime_section,
+    steps_to_half,
+)
+
+
+def rows(*steps):
+    """Outcomes of two start policies for each seed."""
+    return [[Outcome(value, 0.5), Outcome(value, 0.5)] for value in steps]
+
+
+BASELINE = rows(800, 820, 790, 810, 805, 815, 795, 800)
+
+
+def test_the_plan_has_every_arm_start_and_seed_and_tunes_on_other_seeds():
+    options = RegimesArguments(seeds=[1, 2], starts=[1, 3])
+    rates = {name: dict.fromkeys(regime.arms, 1e-3) for name, regime in REGIMES.items()}
+    cells = run_cells(options, options.starts, options.seeds, rates)
+    assert set(cells) == {
+        cell_name(name, arm, start, seed, 1e-3)
+        for name, regime in REGIMES.items()
+        for arm in regime.arms
+        for start in (1, 3)
+        for seed in (1, 2)
+    }
+    tuned = run_cells(options, [1], options.tuning_seeds)
+    assert {cell["run"]["seed"] for cell in tuned.values()} == {101}
+    assert len(tuned) == len(options.learning_rates) * sum(len(r.arms) for r in REGIMES.values())
+    # step and branch credit share their start policies
+    assert len(start_cells(options)) == 3 * len(options.starts)
+
+
+def test_arms_differ_in_credit_alone():
+    options = RegimesArguments(seeds=[1], starts=[1], learning_rates=[1e-3])
+    runs = {name.split("-")[0]: cell["run"] for name, cell in run_cells(options, [1], [1]).items()}
+    grpo, vine, oracle = (runs[f"branch/{arm}"] for arm in ("grpo", "vine", "oracle"))
+    differing = {key for key in grpo if grpo[key] != vine[key]}
+    assert differing == {"method", "num_episodes"}
+    assert {key for key in grpo if grpo[key] != oracle[key]} == {
+        "method", "options", "are_branches_free",
+    }  # fmt: skip
+    assert oracle["options"][: len(grpo["options"])] == grpo["options"]
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"regimes": ["stpe"]}, UnknownNameError),
+        ({"seeds": [1, 101]}, ConfigurationError),
+        ({"seeds": list(range(17))}, ConfigurationError),
+    ],
+)
+def test_impossible_options_are_refused(options, error):
+    with pytest.raises(error):
+        RegimesArguments(**options)
+
+
+def test_the_rate_with_the_divergence_nearest_to_the_target_is_chosen():
+    options = RegimesArguments(regimes=["control"], learning_rates=[2e-3, 5e-4, 1e-3])
+    divergence = {5e-4: [0.001], 1e-3: [0.002, 0.016], 2e-3: [0.05]}
+    tuned = {
+        cell_name("control", arm, 1, 101, rate): {"kl": values if arm == "grpo" else []}
+        for arm in REGIMES["control"].arms
+        for rate, values in divergence.items()
+    }
+    rates = choose_rates(options, tuned)["control"]
+    assert rates["grpo"] == 1e-3
+    assert rates["vine"] == 5e-4  # no update had an advantage: the smallest
+
+
+def test_steps_to_half_average_over_as_many_episodes_for_all_batch_sizes():
+    curve = [(100, 0.9), (200, 0.0), (300, 0.5), (400, 0.5), (500, 0.9)]
+    assert steps_to_half(curve, 32, 32) == 100
+    assert steps_to_half(curve, 16, 32) == 400  # two batches
+    assert steps_to_half(curve, 12, 32) == 500  # three
+    assert steps_to_half([(100, 0.4)], 32, 32) is None
+
+
+def test_a_run_that_never_gets_there_counts_with_the_budget():
+    fast = rows(*[600] * 7, None)
+    (found,) = compare({"grpo": rows(*[800] * 8), "vine": fast}, budget=1000)
+    assert found.difference.mean == pytest.approx((7 * -200 + 200) / 8)
+    assert found.num_fewer == (7, 2)
+    late = rows(*[1100] * 8)  # its batch went over the budget
+    (found,) = compare({"grpo": late, "vine": rows(*[None] * 8)}, budget=1000)
+    assert found.difference.mean == 0
+
+
+def test_comparisons_are_exact_and_corrected():
+    faster = rows(700, 725, 670, 715, 695, 700, 690, 701)
+    outcomes = {"grpo": BASELINE, "vine": faster, "tree": BASELINE}
+    vine, tree = compare(outcomes, budget=1000)
+    # eight differences of one sign: 2 of 256 flips are as extreme; times two comparisons
+    assert vine.p_value == pytest.approx(2 * 2 / 256)
+    assert tree.p_value == 1.0
+    # t quantiles with 7 degrees of freedom: 2.841 at 1 - .05 / 4, .896 at .8; deviation 9.342
+    assert vine.detectable == pytest.approx((2.841 + 0.896) * 9.342 / 8**0.5, rel=1e-3)
+
+
+def test_the_report_says_what_was_found_and_whether_it_was_predicted():
+    faster = rows(700, 725, 670, 715, 695, 700, 690, 701)
+    outcomes = {"grpo": BASELINE, "vine": faster, "tree": rows(*[None] * 8)}
+    facts = {
+        "description": "Branches.",
+        "rates": dict.fromkeys(outcomes, 1e-3),
+        "kl": dict.fromkeys(outcomes, 0.0123),
+    }
+    text = regime_section(
+        "branch", outcomes, 1000, facts=facts, predicted=[("vine", "grpo"), ("tree", "grpo")]
+    )
+    assert "| tree | 1,000 ± 0 | 16 of 16 | 50.0 ± 0.0 | 0.001 | 0.0123 |" in text
+    assert "*vine* needs fewer steps than *grpo* (p = 0.016)" in text
+    assert "fewer with 8 of 8 seeds and 2 of 2 start policies" in text
+    assert "*tree* needs more steps than *grpo*" in text
+    held, failed = predictions(outcomes, 1000, [("vine", "grpo"), ("tree", "grpo")])
+    assert "held (700 and 804)" in held
+    assert "**did not hold** (1,000 and 804)" in failed
+    tie = regime_section("control", {"grpo": BASELINE, "vine": BASELINE}, 1000,
+                         facts=facts, predicted=[])  # fmt: skip
+    assert "no significant difference (p = 1.000)" in tie
+    assert "all tie: held" in tie
+    assert "too few" in regime_section("control", {"grpo": BASELINE[:2], "vine": faster[:2]}, 1000,
+                                       facts=facts, predicted=[])  # fmt: skip
+
+
+def test_a_stopped_call_resumes_and_the_report_is_complete(tmp_path, monkeypatch):
+    """Fake runs: every arm reaches 50 % after as many steps as its name is long."""
+    done = []
+
+    def fake(spec, folder):
+        done.append(folder)
+        if "start" in spec:
+            return {"success": 0.01, "seconds": 1.0}
+        curve = [(1000 * len(spec["run"]["method"]), 0.9)] * 3
+        return {"curve": curve, "kl": [0.01], "success": 0.8, "seconds": 2.0}
+
+    class Pool:
+        def __init__(self, *_, **__):
+            pass
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def submit(self, function, *arguments):
+            result = function(*arguments)
+            return type("Done", (), {"result": lambda self: result})()
+
+    monkeypatch.setattr(regimes, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(regimes, "run_cell", fake)
+    options = ["--seeds", "1", "2", "--starts", "1", "--regimes", "step", "--jobs", "1",
+               "--work", str(tmp_path / "work"), "--output", str(tmp_path)]  # fmt: skip
+    regimes.main(options)
+    arms = len(REGIMES["step"].arms)
+    assert len(done) == 1 + 3 * arms + 2 * arms
+    text = (tmp_path / "regimes.md").read_text()
+    assert "| gagpo | 5,000 ± 0 | 0 of 2 |" in text
+    assert json.loads((tmp_path / "regimes.json").read_text())["hours"] > 0
+    assert (tmp_path / "regimes.png").stat().st_size > 0
+    done.clear()
+    regimes.main(options)
+    assert done == []
