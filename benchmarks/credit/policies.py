@@ -104,6 +104,7 @@ ENVIRONMENTS: Final[Mapping[str, Environment]] = {
     "tables": Environment("AgentR1/SyntheticTable-v0"),
     "bifurcation": Environment(
         "AgentR1/SyntheticBifurcation-v0",
+        {"steps": 5, "tool_format": "tags"},  # in 8 rooms hardly any history repeats
         # one of four doors decides: half of the right turns are a success of 62 %
         make_start=partial(_make_own, p_correct_turn=0.1),
     ),
