@@ -350,7 +350,7 @@ def _markdown(
         "average the loss over tokens and have gamma 1, except where that is the claim. Multi-hop "
         "questions, half of the worlds with outdated facts, are trained in batches of 128 "
         "episodes; the long horizon, nine questions in a row, in batches of 16 from a policy that "
-        f"solves 5 % of three, made by {start}. Success is measured on {settings['num_tasks']} "
+        f"solves 20 % of three, made by {start}. Success is measured on {settings['num_tasks']} "
         "held-out tasks per column.",
         f"Learning rates, the best of each family by success on tuning seeds and tasks: {rates}.",
         f"Differences are in points, paired by {num_seeds} seeds, with 95 % intervals by Student's "

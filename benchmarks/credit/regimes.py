@@ -305,10 +305,11 @@ def _method(options: RegimesArguments, facts: Mapping[str, Any]) -> str:
         "Environment steps until the mean success of the last training episodes ("
         + ", ".join(f"{name}: {REGIMES[name].window}" for name in options.regimes)
         + f") reaches 50 %, over {len(options.seeds)} seeds and {len(options.starts)} "
-        f"start policies. Branches count, except those of *{ORACLE}*: `vine` with {ORACLE_BRANCHES:g} branch steps per "
-        "step, near-true advantages. A run that never gets there counts with its whole budget, so "
-        "means are lower bounds where *never* is above 0. Ratio level and loss denominator are the "
-        "token, advantages are scaled by group, learning rates fall to 0 over the budget.",
+        f"start policies. Branches count, except those of *{ORACLE}*: `vine` with "
+        f"{ORACLE_BRANCHES:g} branch steps per step, near-true advantages. A run that never gets "
+        "there counts with its whole budget, so means are lower bounds where *never* is above 0. "
+        "Ratio level and loss denominator are the token, advantages are scaled by group, learning "
+        "rates fall to 0 over the budget.",
         f"Learning rates: of {', '.join(f'{rate:g}' for rate in options.learning_rates)} the one "
         f"whose mean KL divergence per token and update on seeds {options.tuning_seeds} is nearest "
         f"to the middle of {TARGET_KL[0]} and {TARGET_KL[1]}. It is measured between the policy "
