@@ -202,6 +202,7 @@ def train_options(
         "--lr_scheduler_type", "constant",
         "--warmup_steps", "0",
         "--per_device_train_batch_size", str(num_episodes),
+        "--steps_per_generation", "1",
         "--num_eval_tasks", "0",
         "--save_strategy", "no",
         "--disable_tqdm", "true",

@@ -46,7 +46,7 @@ TARGET_KL: Final = (0.01, 0.02)
 """Mean KL divergence per token and update; see `benchmarks.credit.regime_run.UpdateKL`."""
 BIFURCATION: Final = "AgentR1/SyntheticBifurcation-v0"
 ORACLE: Final = "oracle"
-ORACLE_BRANCHES: Final = 3.0
+ORACLE_BRANCHES: Final = 2.0
 """Environment steps of the oracle's branches, which do not count, per step of its episodes."""
 _SHARED: Final = (
     "--loss_denominator", "token", "--importance_sampling_level", "token",
@@ -90,13 +90,13 @@ REGIMES: Final[Mapping[str, Regime]] = {
         description="Nine questions, reward 1 if all answers are right, otherwise 0: branches "
         "should matter.",
         start="nine questions", env=LONG_HORIZON,
-        kwargs={**_NINE, "rewards": {"all_correct": 1.0}}, budget=12_000, num_episodes=32,
+        kwargs={**_NINE, "rewards": {"all_correct": 1.0}}, budget=8000, num_episodes=32,
         arms=("grpo", "gagpo", "vine", "tree", ORACLE),
         predicted=((ORACLE, "vine"), ("vine", "grpo"), ("tree", "grpo")),
     ),
     "bifurcation": Regime(
         description="One of the steps decides, at a position that is not shown; outcome reward.",
-        start="bifurcation", env=BIFURCATION, kwargs={"tool_format": "tags"}, budget=8000,
+        start="bifurcation", env=BIFURCATION, kwargs={"tool_format": "tags"}, budget=4000,
         num_episodes=64, window=128,  # tasks differ: eight share each batch
         arms=("grpo", "grpo_step", "gagpo", "vine"),
         predicted=(("gagpo", "grpo"), ("vine", "grpo")),
