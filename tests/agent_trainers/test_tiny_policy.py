@@ -44,7 +44,7 @@ def test_a_policy_for_an_environment_knows_its_words_and_has_a_recipe(tmp_path, 
     for text in (info["messages"][-1]["content"], *env.unwrapped.reference_actions(), "Zürich 漢"):
         assert tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"]) == text
     options, config = parse_arguments(["--model", str(tmp_path / "tiny")])
-    assert (options.algorithm, config.learning_rate) == ("grpo_step", 7e-4)
+    assert (options.algorithm, config.learning_rate) == ("grpo_step", 1e-3)
     assert config.max_completion_length > 8
 
 

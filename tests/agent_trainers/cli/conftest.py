@@ -4,6 +4,7 @@ import yaml
 from agent_trainers.cli import train
 
 SHORT = ["--max_steps", "2", "--num_eval_tasks", "4", "--per_device_train_batch_size", "8",
+         "--steps_per_generation", "1",
          "--num_generations", "4", "--per_device_eval_batch_size", "4"]  # fmt: skip
 
 

@@ -119,7 +119,7 @@ def test_help_shows_our_own_options_with_the_defaults_that_hold(capsys):
     ours = {name for kind in kinds for name in kind.__annotations__}
     options = {f.name for kind in kinds for f in dataclasses.fields(kind) if f.init} & ours
     assert {name for name in options if f"  --{name}" not in text} == set()
-    assert "(default: 0.0007)" in text
+    assert "(default: 0.001)" in text
     assert "--critic_model" not in text
     assert "--adam_beta1" not in text
     changed = shown("--model", "some/model", "--algorithm", "ppo", "--help")
@@ -139,7 +139,7 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_the_recipe(config
     assert json.loads(options.env_kwargs) == {"hops": 3}
     assert (config.max_completion_length, config.max_steps) == (24, 200)  # of the recipe
     assert make_parser(arguments).get_default("recipe").startswith("default, ")
-    assert parse_arguments([])[1].learning_rate == 7e-4
+    assert parse_arguments([])[1].learning_rate == 1e-3
     # a file lies on the recipe of its model, and wins over the preset of its algorithm
     assert parse_arguments(config_file(model="some/model"))[1].learning_rate == 1e-6
     _, config = parse_arguments(config_file(algorithm="step_ppo", gamma=0.5))
