@@ -9,8 +9,8 @@ from agent_trainers.cli.environments import read_source
 from agent_trainers.cli.results import dry_run
 from agent_trainers.cli.train import parse_arguments
 
-SHORT = ["--num_generations", "4", "--per_device_train_batch_size", "8", "--steps_per_generation", "1",
-         "--save_strategy", "no"]  # fmt: skip
+SHORT = ["--num_generations", "4", "--per_device_train_batch_size", "8",
+         "--steps_per_generation", "1", "--save_strategy", "no"]  # fmt: skip
 
 
 def test_a_dry_run_shows_a_batch_and_saves_no_weights(tmp_path, capsys):
