@@ -27,6 +27,7 @@ from agent_envs.errors import (
 from agent_envs.formats.actions import ParsedAction, ToolFormat
 from agent_envs.registration import ENVIRONMENTS, register_all
 
+__version__ = "0.1.0"
 __all__ = [
     "ENVIRONMENTS",
     "AgentEnvsError",

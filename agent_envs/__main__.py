@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import gymnasium as gym
 
-import agent_envs  # noqa: F401 - registers the environments
+from agent_envs import __version__
 from agent_envs.catalogue import make_page
 from agent_envs.core.command_line import errors_of_one_line, json_object
 from agent_envs.core.lookup import require_extra
@@ -50,6 +50,7 @@ def main(arguments: Sequence[str] | None = None, ask: Callable[[str], str] = inp
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m agent_envs", description=__doc__)
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
 
     def add(name: str, text: str, env: bool = True, **options: Any) -> argparse.ArgumentParser:

@@ -8,6 +8,7 @@ import zipfile
 
 import pytest
 
+import agent_envs
 from tests.conftest import ROOT
 
 PACKAGES = {
@@ -58,6 +59,16 @@ def run_python(program, **options):
     )
 
 
+@pytest.mark.parametrize("command", PROJECT["scripts"])
+def test_a_command_prints_the_version_even_without_its_libraries(command):
+    module, function = PROJECT["scripts"][command].split(":")
+    argv = [command, "--version"]
+    result = run_python(
+        COMMAND.format(missing=OF_TRAIN, argv=argv, module=module, function=function)
+    )
+    assert (result.returncode, result.stdout) == (0, f"{command} {agent_envs.__version__}\n")
+
+
 @pytest.mark.parametrize("arguments", [[], ["--help"]], ids=["alone", "help"])
 @pytest.mark.parametrize("command", PROJECT["scripts"])
 def test_a_command_without_its_libraries_says_in_one_line_how_to_get_them(command, arguments):
@@ -69,7 +80,7 @@ def test_a_command_without_its_libraries_says_in_one_line_how_to_get_them(comman
     assert result.returncode == 2
     (line,) = result.stderr.splitlines()
     assert line.startswith(f"{command} needs ")
-    assert line.endswith("pip install 'agent-r1[train]'")
+    assert line.endswith("pip install 'agent-r1[train]', or in a checkout: pip install '.[train]'")
 
 
 def test_a_command_does_not_take_a_mistake_of_ours_for_a_missing_library():

@@ -69,9 +69,10 @@ def main():
         run(*pip, wheel)
         run(binaries / "python", "-c", CORE.format(folder=str(folder)), **here)
         for command in COMMANDS:
+            run(binaries / command, "--version", **here)
             for arguments in ([], ["--help"]):
                 said = run(binaries / command, *arguments, exit_code=2, **here)
-                assert said.endswith("pip install 'agent-r1[train]'\n"), said
+                assert said.endswith("pip install '.[train]'\n"), said
                 assert len(said.splitlines()) == 1, said
 
         run(*pip, f"{wheel}[train]")

@@ -51,11 +51,15 @@ def import_path(thing: Any, *, kind: str) -> str:
     )
 
 
-def require_extra(extra: str, needed_for: str, *modules: str) -> None:
-    """Raise a MissingExtraError if one of the `modules` of an extra is not installed."""
+def require_extra(extra: str, needed_for: str, *modules: str, also: str = "") -> None:
+    """Raise a MissingExtraError if one of the `modules` is missing; `also` ends its message."""
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
-        raise MissingExtraError(
-            f"{needed_for} needs {', '.join(missing)}. Install with: "
-            f"pip install 'agent-r1[{extra}]'"
-        )
+        hint = install_hint(extra) + also
+        raise MissingExtraError(f"{needed_for} needs {', '.join(missing)}. {hint}")
+
+
+def install_hint(extra: str) -> str:
+    """Return the command that installs an extra, by name and from a checkout."""
+    by_name, checkout = f"pip install 'agent-r1[{extra}]'", f"pip install '.[{extra}]'"
+    return f"Install with: {by_name}, or in a checkout: {checkout}"

@@ -17,6 +17,7 @@ import yaml
 from tqdm import tqdm
 from transformers.hf_argparser import HfArgumentParser
 
+from agent_envs import __version__
 from agent_envs.errors import (
     AgentEnvsError,
     ConfigurationError,
@@ -53,6 +54,7 @@ class CommandParser(HfArgumentParser):  # type: ignore[misc] # transformers is u
         self._settings = dict(self._option_string_actions)
         self.add_argument("--config", help="Settings in YAML; the command line has priority.")
         self.add_argument("--help_all", action="help", help="Show TRL's other options, too.")
+        self.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
         self._types = {k: str(v) for kind in kinds for k, v in typing.get_type_hints(kind).items()}
         ours = {
             name

@@ -30,6 +30,7 @@ from transformers import (
     TrainingArguments,
 )
 
+from agent_envs import __version__
 from agent_envs.core.command_line import json_object
 from agent_envs.data.files import write_text
 from agent_envs.errors import ConfigurationError
@@ -64,6 +65,7 @@ def run(arguments: Sequence[str]) -> None:
     """Make a policy that knows an environment's words and some of its answers, and save it."""
     parser = argparse.ArgumentParser(prog=PROGRAM, description=run.__doc__)
     add = parser.add_argument
+    add("--version", action="version", version=f"%(prog)s {__version__}")
     add("--env", required=True, help="Gymnasium id, such as my_module:MyEnv-v0")
     add("--env_kwargs", help="the environment's keyword arguments as JSON")
     add("--output", type=Path, default=Path("runs/tiny_policy"), help="folder to write")

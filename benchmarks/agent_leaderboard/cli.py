@@ -9,6 +9,7 @@ from typing import Final
 
 import gymnasium as gym
 
+from agent_envs import __version__
 from agent_envs.core.lookup import lookup
 from agent_envs.errors import AgentEnvsError
 from agent_leaderboard.play.config import PRESETS, RunConfig, load_configs
@@ -18,6 +19,7 @@ CHECKOUT_DATA: Final = Path(__file__).parents[3] / "shared" / "data"
 """Data folder next to a checkout, used if the variable is not set."""
 EXIT_IN_PART: Final = 3
 """Exit code of ``verify`` if nothing is wrong but not every episode could be replayed."""
+_OWN_OPTIONS: Final = ("-h", "--help", "--version")
 NEXT_STEPS: Final = """\
 Try it:     agent-r1-bench --config {name}.yaml --output runs/try --tasks 1
 Run it:     agent-r1-bench --config {name}.yaml --output runs/{name}
@@ -28,7 +30,7 @@ Send it:    agent-r1-bench submit runs/{name}"""
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if arguments and arguments[0].startswith("-") and arguments[0] not in ("-h", "--help"):
+    if arguments and arguments[0].startswith("-") and arguments[0] not in _OWN_OPTIONS:
         arguments.insert(0, "run")
     options = _parser().parse_args(arguments)
     try:
@@ -47,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="agent-r1-bench",
         description="Compare agents on environments. Options without a command are those of run.",
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(required=True, metavar="command")
 
     def add(

@@ -132,4 +132,6 @@ def test_a_missing_library_names_the_extra(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(SystemExit) as stopped:
         main(["serve", ID])
-    assert "pip install 'agent-r1[serve]'" in str(stopped.value)
+    assert "pip install 'agent-r1[serve]', or in a checkout: pip install '.[serve]'" in str(
+        stopped.value
+    )

@@ -1,6 +1,5 @@
 """BFCL, the Berkeley Function-Calling Leaderboard."""
 
-import importlib.util
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,6 @@ from agent_envs.core.tasks import Task
 from agent_envs.core.tool import ToolResult
 from agent_envs.core.tool_env import ToolEnv
 from agent_envs.envs.functions import bfcl_checks, bfcl_rows
-from agent_envs.errors import MissingExtraError
 from agent_envs.formats.actions import text_argument
 from agent_envs.formats.openai_format import FunctionCall, write_message
 from agent_envs.formats.tool_formats import ParsedAction
@@ -77,7 +75,9 @@ class BFCLEnv(ToolEnv):
                 several.
             shared: Arguments of `ToolEnv`.
         """
-        _require_package()
+        # bfcl-eval is not part of the extra: its pins conflict with ours
+        also = f"; and then: pip install --no-deps bfcl-eval=={PACKAGE_VERSION}"
+        require_extra("bfcl", "AgentR1/BFCL-v0", "bfcl_eval", "mpmath", also=also)
         self._categories = bfcl_rows.choose_categories(category)
         super().__init__(**shared)
 
@@ -225,15 +225,6 @@ class BFCLEnv(ToolEnv):
         if not self._has_failed:
             self._num_passed += 1
             self.noted["turns"] = 1 / len(row.turns)
-
-
-def _require_package() -> None:
-    if importlib.util.find_spec("bfcl_eval") is None:  # no extra: its pins conflict with ours
-        raise MissingExtraError(
-            "AgentR1/BFCL-v0 needs bfcl-eval. Install with: pip install --no-deps "
-            f"bfcl-eval=={PACKAGE_VERSION} && pip install 'agent-r1[bfcl]'"
-        )
-    require_extra("bfcl", "AgentR1/BFCL-v0", "mpmath")
 
 
 def _as_text(messages: Sequence[Mapping[str, str]]) -> str:

@@ -76,5 +76,5 @@ def test_what_cannot_be_read_is_named(name, content, message, tmp_path):
 def test_a_missing_library_names_the_extra(tmp_path, monkeypatch, read):
     (tmp_path / "rows.parquet").touch()
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'agent-r1\[data\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'agent-r1\[data\]'.*'\.\[data\]'"):
         read(tmp_path)
