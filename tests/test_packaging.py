@@ -1,12 +1,16 @@
 """What is installed, and what it does where libraries or systems have less than ours."""
 
+import re
+import runpy
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 
 import pytest
+import yaml
 
 import agent_envs
 from tests.conftest import ROOT
@@ -18,6 +22,7 @@ PACKAGES = {
 }
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 OF_TRAIN = ("accelerate", "jinja2", "psutil", "torch", "tqdm", "transformers", "trl", "yaml")
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 COMMAND = """
 import importlib, sys
 sys.modules.update(dict.fromkeys({missing!r}))
@@ -110,7 +115,7 @@ def test_a_wheel_has_the_three_packages_with_their_data_and_nothing_else(tmp_pat
     for path in PACKAGES.values():
         shutil.copytree(path, source / path.relative_to(ROOT), ignore=ignored)
     (source / "benchmarks" / "learning_run.py").write_text("")  # stays in the checkout
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     build = "import setuptools.build_meta as b; b.build_wheel('..')"
     result = run_python(build, cwd=source)
@@ -125,3 +130,68 @@ def test_a_wheel_has_the_three_packages_with_their_data_and_nothing_else(tmp_pat
     }
     assert installed == expected
     assert {f"{name}/py.typed" for name in PACKAGES} <= installed
+
+
+def test_an_sdist_has_documentation_examples_tests_and_changelog(tmp_path):
+    source, ignored = tmp_path / "source", shutil.ignore_patterns("__pycache__", "*.egg-info")
+    folders = ("agent_envs", "docs", "examples", "tests", ".github")
+    for name in folders:
+        shutil.copytree(ROOT / name, source / name, ignore=ignored)
+    (source / "benchmarks").mkdir()
+    files = {"CHANGELOG.md", "CITATION.cff", "LICENSE", "README.md", "mkdocs.yml", "setup.py"}
+    for name in {*files, "pyproject.toml", "MANIFEST.in"}:
+        shutil.copy(ROOT / name, source)
+    result = run_python("import setuptools.build_meta as b; b.build_sdist('..')", cwd=source)
+    assert result.returncode == 0, result.stderr
+    (sdist,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    copied = {path for name in folders for path in (source / name).rglob("*") if path.is_file()}
+    assert {path.relative_to(source).as_posix() for path in copied} <= names
+    assert files <= names
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        (None, "a guide,  and [TRL](https://x)"),
+        (
+            "https://a/blob/v1",
+            "a [guide](https://a/blob/v1/docs/g.md#b), ![p](https://a/blob/v1/p.png?raw=true) "
+            "and [TRL](https://x)",
+        ),
+    ],
+    ids=["without an address", "of a release"],
+)
+def test_no_link_of_the_index_page_is_relative(address, expected):
+    describe = runpy.run_path(str(ROOT / "setup.py"))["describe"]
+    assert describe("a [guide](docs/g.md#b), ![p](p.png) and [TRL](https://x)", address) == expected
+    readme = describe((ROOT / "README.md").read_text(encoding="utf-8"), address)
+    assert re.findall(r"\]\((?!https://)[^)]*", readme) == []
+
+
+def test_the_citation_names_the_version():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["version"] == agent_envs.__version__
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_workflows_pin_actions_and_only_publishing_gets_an_identity(path):
+    text = path.read_text(encoding="utf-8")
+    for action in re.findall(r"uses: (.+)", text):
+        assert re.fullmatch(r"\./\S+|[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", action), action
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in re.findall(r"run: make (\w+)", text):
+        assert f"\n{target}:" in makefile
+    workflow = yaml.safe_load(text)
+    assert workflow["permissions"] == {"contents": "read"}
+    allowed = {name: job["permissions"] for name, job in workflow["jobs"].items()
+               if "permissions" in job}  # fmt: skip
+    assert allowed == ({"publish": {"id-token": "write"}} if path.stem == "release" else {})
+
+
+def test_every_python_that_the_package_names_is_tested():
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8"))
+    versions = workflow["jobs"]["test"]["strategy"]["matrix"]["python"]
+    named = re.findall(r"Python :: (3\.\d+)", " ".join(PROJECT["classifiers"]))
+    assert versions == named
