@@ -1,6 +1,6 @@
 """Environment servers and a training run on a Ray cluster, each where Ray puts it.
 
-    pip install ray 'agent-r1[serve,train]'        # on every machine of the cluster
+    pip install ray '.[serve,train]'        # in a checkout, on every machine of the cluster
     python examples/train_on_a_ray_cluster.py --servers 4 --env AgentR1/SyntheticMultiHop-v0 \
         --num_gpus 1 -- --max_steps 200 --output_dir /shared/runs/on-ray
 

@@ -3,7 +3,6 @@
 import argparse
 from collections.abc import Sequence
 
-from agent_envs import __version__
 from agent_envs.core.command_line import errors_of_one_line
 from agent_envs.retrieval.corpus import Corpus, load_passages
 from agent_envs.retrieval.index import save_index
@@ -14,7 +13,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m agent_envs.retrieval", description="Index passages into a folder."
     )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     parser.add_argument("corpus", nargs="+", help="files with rows of 'title' and 'text'")
     parser.add_argument("folder", help="where to write the index; must be new")
     options = parser.parse_args(arguments)
