@@ -10,7 +10,7 @@
         verdict = sandbox.check_python("def f(x): return x + 1", "assert f(1) == 2")
 
 The content of a scratch directory is passed from one program to the next as a `Folder`. The
-promises of each level and their tests are in ``docs/project/security.md``.
+promises of each level and their tests are in ``SECURITY.md``.
 """
 
 from agent_envs.sandbox.results import Folder, Level, Limits, Result, Verdict

@@ -70,7 +70,7 @@ SIGNS: Final[Mapping[str, Sign]] = {
     "empty_thoughts": Sign("{:.0%} of the turns have a thought without content", 0.2, 2.0, 0.1),
     _RETURN: Sign("the return rises to {:.3f} while success falls"),
 }  # fmt: skip
-"""All signs; what to do about each is in ``docs/training/monitoring.md``."""
+"""All signs; what to do about each is in ``docs/explanation/rewards.md``."""
 
 Tally = dict[str, list[float]]
 """Numerator and denominator of each figure of a batch."""

@@ -1,5 +1,5 @@
 # ruff: noqa: INP001 - mkdocs loads it by its path
-"""What the site takes from the code when it is built, so that it cannot go stale.
+"""Generate pages and tables from the code when the site is built.
 
 Pages: one for each family of environments, their overview, and the root's CHANGELOG.md and
 CONTRIBUTING.md. Tables: a page that holds ``<!-- settings: module:Class -->`` gets a table of the
@@ -14,20 +14,27 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from gallery import card, needs, table
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 from agent_envs import ENVIRONMENTS
-from agent_envs.catalogue import make_section
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = re.compile(r"<!-- settings: (?P<kind>[\w.]+:\w+)(?: only (?P<names>[\w ]+))? -->")
 ENVIRONMENT_TABLE = "<!-- environments -->"
 FAMILY_FOLDER = "environments/families"
+GENERATED = re.compile(
+    rf"{FAMILY_FOLDER}/|project/(?:changelog|contributing|results)|"
+    r"reference/(?:environments|tools|trainers|rollout|leaderboard)"
+)
+"""Pages with many words, which a search would find first for nearly all."""
 FROM_THE_ROOT = {
     "project/changelog.md": "CHANGELOG.md",
     "project/contributing.md": "CONTRIBUTING.md",
+    "project/results.md": "benchmarks/results/README.md",
 }
 
 
@@ -43,14 +50,16 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages = {f"{FAMILY_FOLDER}/{name}.md": family_page(name) for name in families()}
     for page, document in FROM_THE_ROOT.items():
         text = (ROOT / document).read_text(encoding="utf-8")
-        pages[page] = text.replace("](docs/", "](../")
+        pages[page] = re.sub(r"\]\((\.\./)*docs/", "](../", text)
     for path, content in pages.items():
         files.append(File.generated(config, path, content=content))
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Put tables where a page asks for them."""
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Put tables where a page asks for them, and rank generated pages below written ones."""
+    if GENERATED.match(page.file.src_uri):
+        page.meta["search"] = {"boost": 0.05}
     markdown = markdown.replace(ENVIRONMENT_TABLE, environment_table())
     return SETTINGS.sub(lambda match: settings_table(match["kind"], match["names"]), markdown)
 
@@ -73,11 +82,12 @@ def title(name: str) -> str:
 
 def family_page(name: str) -> str:
     """Return the page of a family: every environment, as the code describes it."""
-    sections = [make_section(spec) for spec in ENVIRONMENTS if family(spec) == name]
+    sections = [card(spec) for spec in ENVIRONMENTS if family(spec) == name]
     introduction = (
-        "Made from the code. Reward terms stand with their default weights; those without one are "
+        "Generated from the code. Reward terms have their default weights; those without one are "
         "off unless `rewards=` names them. Outcome terms are marked with an asterisk. All "
-        "environments also take the [shared arguments](../index.md#arguments-that-all-share)."
+        "environments also take the [shared arguments](../index.md#shared-arguments). Baselines "
+        "are of the published [leaderboard runs](../../project/results.md#leaderboard)."
     )
     return "\n\n".join([f"# {title(name)}", introduction, *sections]) + "\n"
 
@@ -89,12 +99,12 @@ def environment_table() -> str:
         summary = (inspect.getdoc(load_env_creator(str(spec.entry_point))) or "").split("\n\n")[0]
         anchor = re.sub(r"[^\w-]", "", spec.id.lower())
         link = f"[`{spec.id}`](families/{family(spec)}.md#{anchor})"
-        rows.append((link, summary.replace("\n", " "), str(spec.max_episode_steps)))
-    return table(("id", "what it is", "turns"), rows)
+        rows.append((link, summary.replace("\n", " "), needs(spec), str(spec.max_episode_steps)))
+    return table(("id", "task", "needs", "turns"), rows)
 
 
 def settings_table(kind: str, names: str | None) -> str:
-    """Return a table of a dataclass' fields: those named, else those of its own."""
+    """Return a table of a dataclass' fields: those named, else those that it declares."""
     module, _, name = kind.partition(":")
     settings = getattr(importlib.import_module(module), name)
     fields = {field.name: field for field in dataclasses.fields(settings)}
@@ -112,10 +122,3 @@ def _setting_rows(fields: dict[str, Any], names: Sequence[str]) -> Iterator[tupl
             default = field.default_factory() if is_made else None
         shown = "" if default is None else f"`{getattr(default, 'value', default)!r}`"
         yield f"`{name}`", shown, field.metadata.get("help", "")
-
-
-def table(heads: Sequence[str], rows: Iterator[tuple[str, ...]] | Sequence[tuple[str, ...]]) -> str:
-    """Return a Markdown table."""
-    lines = [heads, ["---"] * len(heads), *rows]
-    escaped = [[" ".join(cell.split()).replace("|", "\\|") for cell in line] for line in lines]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in escaped)

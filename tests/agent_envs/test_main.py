@@ -13,7 +13,7 @@ from agent_envs.catalogue import INTRODUCTION
 from agent_envs.errors import ConfigurationError
 
 ID = "AgentR1/SyntheticMultiHop-v0"
-OWN_PAGE = Path(__file__).parents[2] / "docs" / "environments" / "own.md"
+OWN_PAGE = Path(__file__).parents[2] / "docs" / "tutorials" / "environment.md"
 
 
 def run(folder, *command):

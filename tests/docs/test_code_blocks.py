@@ -29,6 +29,7 @@ from tests.optional_libraries import missing_libraries
 ROOT = Path(__file__).parents[2]
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+    ROOT / "benchmarks" / "results" / "README.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 BLOCK = re.compile(r"^ *```(?P<language>\w*)[^\n]*\n(?P<code>.*?)^ *```$", re.MULTILINE | re.DOTALL)
@@ -95,10 +96,10 @@ def test_the_commands_files_and_settings_that_a_page_names_exist(page, tmp_path)
     if names := set(re.findall(r"`(test_\w+)`", text)):
         sources = [file.read_text(encoding="utf-8") for file in (ROOT / "tests").rglob("test_*.py")]
         assert names <= set(re.findall(r"def (test_\w+)", "".join(sources)))
-    if page == ROOT / "docs" / "leaderboard.md":
+    if page == ROOT / "docs" / "reference" / "files.md":
         (block,) = blocks(page, "yaml")
-        (tmp_path / "mine.yaml").write_text(block, encoding="utf-8")
-        assert load_configs([tmp_path / "mine.yaml"]).agents
+        (tmp_path / "board.yaml").write_text(block, encoding="utf-8")
+        assert load_configs([tmp_path / "board.yaml"]).agents
 
 
 @pytest.mark.parametrize("command", [

@@ -49,11 +49,26 @@ def test_every_environment_has_a_place_on_a_page(site):
         assert f'id="{anchor}"' in read(site, f"environments/{page}")
 
 
+def test_a_card_shows_arguments_baselines_and_a_transcript(site):
+    page = read(site, "environments/families/synthetic.html")
+    card = page[page.index('id="agentr1syntheticmultihop-v0"') :].partition("<h2")[0]
+    text = re.sub(r"<[^>]+>", "", card)
+    assert "Number of facts that lead to each answer, 1 to 4." in text
+    assert "random 0.0 [0.0, 3.6]; oracle 100.0 [96.4, 100.0]; SmolLM2 0.0" in text
+    assert "[end] success 1" in text
+
+
 def test_every_setting_of_ours_stands_in_a_table(site):
-    page = read(site, "training/settings.html")
+    page = read(site, "reference/configuration.html")
     own = inspect.get_annotations(StepGRPOConfig)
     for name in own.keys() & {field.name for field in dataclasses.fields(StepGRPOConfig)}:
         assert f"<code>{name}</code>" in page
+
+
+def test_the_search_index_is_a_script_that_works_from_disk(site):
+    index = (site / "search" / "search_index.js").read_text(encoding="utf-8")
+    assert "reward hacking" in index
+    assert 'src="../js/iframe-worker.js"' in read(site, "howto/tools.html")
 
 
 def test_no_page_loads_anything_from_elsewhere(site):

@@ -1,1 +1,1 @@
-"""Programming problems."""
+"""Programming."""

@@ -1,1 +1,1 @@
-"""Benchmarks of function calling."""
+"""Function calling."""

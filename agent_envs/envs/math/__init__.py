@@ -1,1 +1,1 @@
-"""Problems with one right answer."""
+"""Mathematics and reasoning."""

@@ -1,1 +1,1 @@
-"""Questions whose answers are searched for."""
+"""Question answering."""

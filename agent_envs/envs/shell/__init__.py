@@ -1,1 +1,1 @@
-"""Tasks in a folder, with a shell."""
+"""Shell."""

@@ -1,1 +1,1 @@
-"""Procedural tasks that need no data."""
+"""Procedural tasks."""

@@ -1,1 +1,1 @@
-"""Tasks on web sites."""
+"""Web shopping."""

@@ -18,7 +18,7 @@ from tests.agent_envs.adapters.drivers import DRIVERS, ChatServer, reference
 
 ID = "AgentR1/SyntheticMultiHop-v0"
 MEASURED = ("tools", "seeds", "contexts")
-PAGE = Path(__file__).parents[3] / "docs" / "libraries.md"
+PAGE = Path(__file__).parents[3] / "docs" / "howto" / "libraries.md"
 
 pytestmark = pytest.mark.filterwarnings("default")  # of other libraries
 

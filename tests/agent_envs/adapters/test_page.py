@@ -7,10 +7,8 @@ import pytest
 
 from tests.optional_libraries import missing_libraries
 
-PAGE = Path(__file__).parents[3] / "docs" / "libraries.md"
-SECTIONS = re.compile(
-    r"^## Other trainers and suites$.*(?=^## A trainer of your own$)", re.M | re.S
-)
+PAGE = Path(__file__).parents[3] / "docs" / "howto" / "libraries.md"
+SECTIONS = re.compile(r"^## Other trainers and suites$.*(?=^## A custom trainer$)", re.M | re.S)
 BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```$", re.M | re.S)
 
 

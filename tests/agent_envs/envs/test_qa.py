@@ -9,7 +9,7 @@ import pytest
 
 from agent_envs import ConfigurationError, DataError
 from tests.agent_envs.envs.playing import answer, call, make, solve
-from tests.conftest import (
+from tests.example_rows import (
     GSM8K_ROWS,
     HOTPOT_ROWS,
     HUMANEVAL_ROWS,
