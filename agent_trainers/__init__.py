@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from agent_trainers.algorithms.advantages import estimate as estimate
+    from agent_trainers.cli.results import RunFiles as RunFiles
     from agent_trainers.gateway import Gateway as Gateway
     from agent_trainers.rollout.collector import Rollout as Rollout
     from agent_trainers.tiny_policy import TINY_POLICY as TINY_POLICY
@@ -23,6 +24,7 @@ _MODULES: Final = {
     "TINY_POLICY": "tiny_policy",
     "Gateway": "gateway",
     "Rollout": "rollout.collector",
+    "RunFiles": "cli.results",
     "StepGRPOConfig": "trainers.config",
     "StepGRPOTrainer": "trainers.grpo",
     "StepPPOConfig": "trainers.config",

@@ -14,13 +14,14 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
+import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
 from agent_envs.core.messages import Message
 from agent_envs.data.files import atomic_path
 from agent_envs.data.records import read_records
-from agent_envs.errors import DataError
+from agent_envs.errors import ConfigurationError, DataError
 
 
 class StopReason(StrEnum):
@@ -113,6 +114,10 @@ class Trajectory:
     """Seconds of each environment step, shape (S,); empty if not measured."""
     env: str = ""
     """The name of the environment, where there are several."""
+    env_id: str = ""
+    """The id that `gym.make` made the environment of; empty for a program or another function."""
+    env_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Its arguments as JSON; of an object that JSON cannot hold the ``repr``."""
     task: int | None = None
     """The index of the task in the environment; None if it was drawn by `seed`."""
     seed: int | None = None
@@ -120,6 +125,19 @@ class Trajectory:
     start: int = 0
     """The first own step of a branch, which shares the steps before with another episode; they are
     not part of `usage` and `timings`."""
+
+    def make_env(self, **kwargs: Any) -> gym.Env[str, str]:
+        """Make its environment again; `kwargs` have priority over the recorded arguments.
+
+        Raises:
+            ConfigurationError: If the trajectory has no `env_id`.
+        """
+        if not self.env_id:
+            raise ConfigurationError(
+                f"The trajectory of task {self.task_id!r} has no env_id, as of a program or of "
+                "an earlier version. Name its environment, on a command line by --env."
+            )
+        return gym.make(self.env_id, **self.env_kwargs | kwargs)
 
     @property
     def rewards(self) -> list[float]:
@@ -179,6 +197,8 @@ class Trajectory:
 
 ROLE_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 """Valid name of a role of a program."""
+TRAJECTORIES_FILE: Final = "trajectories.jsonl.gz"
+"""The file of a run's folder."""
 SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".parquet")
 
 
@@ -195,16 +215,19 @@ def save_trajectories(path: str | Path, trajectories: Iterable[Trajectory]) -> N
             _write_parquet(temporary, records)
             return
         # ASCII, so that lone surrogates survive
-        lines = "".join(json.dumps(record, default=_plain) + "\n" for record in records).encode()
+        lines = "".join(
+            json.dumps(record, default=plain_value) + "\n" for record in records
+        ).encode()
         temporary.write_bytes(gzip.compress(lines) if temporary.suffix == ".gz" else lines)
 
 
 def load_trajectories(path: str | Path) -> list[Trajectory]:
-    """Read a file of `save_trajectories`; the result is bitwise identical.
+    """Read a file of `save_trajectories`, or that of a run's folder; bitwise identical.
 
     Raises:
         DataError: If the file cannot be read or a row is no trajectory; names file and row.
     """
+    path = Path(path) / TRAJECTORIES_FILE if Path(path).is_dir() else Path(path)
     check_kind(path)
     is_parquet = str(path).endswith(".parquet")
     trajectories = []
@@ -230,7 +253,7 @@ def check_kind(path: str | Path) -> None:
 
 
 def _text(transition: Transition) -> str:
-    return json.dumps(_fields(transition), default=_plain, sort_keys=True)
+    return json.dumps(_fields(transition), default=plain_value, sort_keys=True)
 
 
 def _fields(item: Any) -> dict[str, Any]:
@@ -246,7 +269,7 @@ def _trajectory(record: Mapping[str, Any]) -> Trajectory:
     return Trajectory(**{**record, "transitions": steps, "stop_reason": stop_reason})
 
 
-def _plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
     """Return a JSON value; environments put numpy numbers and dataclasses into info."""
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()  # float32 -> float64 -> JSON -> float64 -> float32 loses nothing
@@ -261,6 +284,8 @@ def _write_parquet(path: Path, records: list[dict[str, Any]]) -> None:
     import pyarrow.parquet
 
     names = [field.name for field in dataclasses.fields(Trajectory)]
-    columns = [[json.dumps(record[name], default=_plain) for record in records] for name in names]
+    columns = [
+        [json.dumps(record[name], default=plain_value) for record in records] for name in names
+    ]
     arrays = [pa.array(column, pa.string()) for column in columns]
     pyarrow.parquet.write_table(pa.table(arrays, names), path)

@@ -47,7 +47,8 @@ def train(program: str, name: str, *options: str) -> None:
     folder = Path("runs") / name
     files = {split: write_tasks(folder, split, n) for split, n in (("train", 2000), ("test", 200))}
     given = ["--tasks", files["train"], "--eval_tasks", files["test"], *options, *sys.argv[1:]]
-    main(["--program", program, *given, "--output_dir", str(folder), "--overwrite"])
+    defaults = [] if "--output_dir" in sys.argv else ["--output_dir", str(folder), "--overwrite"]
+    main(["--program", program, *given, *defaults])
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from agent_envs.core.async_bridge import resolve
-from agent_envs.core.lookup import lookup, lookup_or_import
+from agent_envs.core.lookup import lookup_or_import
 from agent_envs.core.messages import Message
 from agent_envs.errors import ConfigurationError
 
@@ -168,7 +168,7 @@ def make_context(context: ContextChoice) -> ContextPolicy:
     """Return the policy that an environment's ``context=`` argument describes.
 
     It is a name (``"window"``), a name with options (``{"name": "window", "turns": 2}``), or a
-    custom policy.
+    custom policy, also as its import path.
     """
     if callable(context):
         return context
@@ -178,7 +178,10 @@ def make_context(context: ContextChoice) -> ContextPolicy:
         if not isinstance(value := options[option], int) or value < 1:
             raise ConfigurationError(f"context {name!r}: {option} must be at least 1, not {value}.")
     try:
-        return lookup(CONTEXTS, name, kind="context")(**options)
+        make: Any = lookup_or_import(CONTEXTS, name, kind="context")
+        is_policy = ":" in name and not options and not isinstance(make, type)
+        policy: ContextPolicy = make if is_policy else make(**options)
+        return policy
     except TypeError as error:
         raise ConfigurationError(f"context={name!r} does not take {options}: {error}") from None
 

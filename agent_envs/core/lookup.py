@@ -36,6 +36,8 @@ def lookup_or_import(table: Mapping[str, T], name: str, *, kind: str) -> T:
             f"The {kind} {name!r} cannot be imported: {error}. Write 'module:name', of a module "
             "that is installed or on PYTHONPATH."
         ) from error
+    if not callable(found) and kind != "tool":
+        raise UnknownNameError(f"The {kind} {name!r} is no function or class: {found!r:.80}.")
     return found
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from agent_envs.core.lookup import lookup
+from agent_envs.core.lookup import lookup_or_import
 from agent_envs.core.tool import ToolResult
 from agent_envs.errors import ConfigurationError
 from agent_envs.formats.tool_formats import ParsedAction
@@ -82,7 +82,7 @@ class Progress:
 RewardFunction = Callable[[Any, StepEvent], float]
 """Takes the environment and the step; returns the term's value before its weight."""
 Rewards = Mapping[str, float | tuple[RewardFunction, float]]
-"""Weight of each term, or function and weight of a custom term."""
+"""Weight of each term, by name or import path, or function and weight of a custom term."""
 
 
 def choose_terms(
@@ -94,14 +94,14 @@ def choose_terms(
         if isinstance(given, Sequence) and len(given) == 2 and callable(given[0]):
             function, weight = given
         else:
-            function, weight = lookup(functions, name, kind="reward term"), given
+            function, weight = lookup_or_import(functions, name, kind="reward term"), given
         is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
         if not is_number or not math.isfinite(weight):
             raise ConfigurationError(
                 f"rewards[{name!r}] must be a finite number, or a function and one, not {given!r}."
             )
         if weight:
-            chosen[name] = (function, float(weight))
+            chosen[name.rpartition(":")[2]] = (function, float(weight))
     return chosen
 
 

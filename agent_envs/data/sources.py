@@ -117,8 +117,9 @@ class DatasetSpec(Generic[Row]):
         for index, record in enumerate(source.rows()):
             try:
                 row = self.read(record, index)
-            except DataError as error:
-                raise DataError(f"{source.name}, row {index + 1}: {error} {self.form}") from None
+            except Exception as error:  # `read` may be a user's
+                text = error if isinstance(error, DataError) else f"{error!r}."
+                raise DataError(f"{source.name}, row {index + 1}: {text} {self.form}") from error
             if row is not None:
                 rows.append(row)
         if not rows:

@@ -113,8 +113,8 @@ def check_spec(subject: Subject) -> str:
         raise NotOffered("made without gym.make")
     try:
         text = subject.spec.to_json()
-    except TypeError as error:
-        raise NotOffered(f"an argument is no JSON: {error}") from None
+    except (TypeError, ValueError) as error:  # ValueError: a class as entry point
+        raise NotOffered(f"the spec is no JSON: {error}") from None
     again = EnvSpec.from_json(text)
     again.make().close()
     return f"{again.id} survives JSON"

@@ -12,10 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
+import datasets
 import gymnasium as gym
 import yaml
 from tqdm import tqdm
 from transformers.hf_argparser import HfArgumentParser
+from transformers.utils.logging import disable_progress_bar
 
 from agent_envs import __version__
 from agent_envs.errors import (
@@ -52,6 +54,8 @@ class CommandParser(HfArgumentParser):  # type: ignore[misc] # transformers is u
             usage="%(prog)s [--option value ...]",
         )  # fmt: skip
         self._settings = dict(self._option_string_actions)
+        if "--report_to" in self._settings:  # of a type with and without a list
+            self._settings["--report_to"].nargs = "+"
         self.add_argument("--config", help="Settings in YAML; the command line has priority.")
         self.add_argument("--help_all", action="help", help="Show TRL's other options, too.")
         self.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
@@ -156,6 +160,9 @@ def run_command(
     """
     # transformers 5.23 deprecates names that TRL 1.16 uses
     warnings.filterwarnings("ignore", ".*gradient_checkpointing.*", FutureWarning)
+    if not sys.stderr.isatty():  # bars would be one line of thousands of carriage returns
+        datasets.disable_progress_bars()
+        disable_progress_bar()
     try:
         if (exit_code := run(list(sys.argv[1:] if arguments is None else arguments))) is not None:
             sys.exit(exit_code)
@@ -167,10 +174,20 @@ def run_command(
         sys.exit(getattr(interrupt, "exit_code", 130))
 
 
+class _UniqueKeys(yaml.SafeLoader):
+    """Refuses a key given twice, of which PyYAML would keep the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = [key.value for key, _ in node.value]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise yaml.YAMLError(f"{twice[0]!r} is given twice")
+        return super().construct_mapping(node, deep)
+
+
 def read_config(path: Path, option: str = "--config") -> dict[str, Any]:
     """Read a YAML mapping of settings; `option` is named in errors."""
     try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+        config = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)  # noqa: S506 - is safe
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise ConfigurationError(f"{option} {path}: is not valid YAML: {reason}") from None

@@ -39,11 +39,6 @@ OF_PROGRAMS: Final = (
 )  # fmt: skip
 
 
-def evaluation_defaults(env: str) -> dict[str, Any]:
-    """Return the default keyword arguments of an environment in evaluation: held-out tasks."""
-    return {"split": "test"} if env == DEFAULT_ENV else {}
-
-
 @contextlib.contextmanager
 def _named_errors(env_id: str, option: str) -> Iterator[None]:
     """Raise errors of user code as one line with the file and line that failed."""
@@ -289,7 +284,7 @@ def find_tasks(
 
     trained = [fit(member) for member in source.trained]
     members = [member for member, _ in trained]
-    splits = [_split(member, num_tasks, count, seed) for member, num_tasks in trained]
+    splits = [split_tasks(member, num_tasks, count, seed) for member, num_tasks in trained]
     eval_envs = [
         replace(m, tasks=m.tasks or first_tasks(num_tasks, count))
         for m, num_tasks in map(fit, source.variants)
@@ -308,7 +303,21 @@ def find_tasks(
     return arguments, "; ".join(f"{m.name}: {s.words}" for m, s in pairs)
 
 
-def _split(member: EnvMember, num_tasks: int | None, count: int, seed: int) -> Split:
+def recorded_member(settings: Mapping[str, Any], env: str | None, place: str) -> EnvMember | None:
+    """Return the environment `env` of the settings of a run, by default its only one, if any."""
+    if not settings:  # the default run's
+        settings = {"env": DEFAULT_ENV, "eval_env_kwargs": {"split": "test"}}
+    shared = {"kwargs": "env_kwargs", "eval_kwargs": "eval_env_kwargs"}
+    single = {"id": settings["env"], **{key: settings.get(name) for key, name in shared.items()}}
+    members, _ = name_members(read_members(settings.get("envs") or [single], place))
+    if env is None and len(members) > 1:
+        names = ", ".join(member.name for member in members)
+        raise ConfigurationError(f"{place} has several environments: choose one by --env {names}.")
+    return next((member for member in members if env in (None, member.name, member.id)), None)
+
+
+def split_tasks(member: EnvMember, num_tasks: int | None, count: int, seed: int) -> Split:
+    """Return the tasks of an environment of a run: its own, or some of them held out."""
     tasks = member.tasks
     if member.eval_kwargs:
         kwargs = {**member.kwargs, **member.eval_kwargs}

@@ -6,6 +6,7 @@ tasks run in portions that are saved when they are done; the same command resume
 
 import contextlib
 import functools
+import json
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -22,17 +23,19 @@ from agent_envs.core.lookup import lookup
 from agent_envs.data.files import write_json
 from agent_envs.errors import ConfigurationError, RolloutError
 from agent_envs.formats.tool_formats import TOOL_FORMATS
-from agent_envs.scoring.statistics import wilson_interval
 from agent_trainers.checkpointing.checkpoints import check_writable
 from agent_trainers.cli.arguments import check_range, notifier, parse, run_command
 from agent_trainers.cli.environments import (
     DEFAULT_ENV,
+    OF_PROGRAMS,
     Environment,
     ProgramArguments,
     check_program,
-    evaluation_defaults,
     first_tasks,
+    hold_out,
     inspect_environment,
+    recorded_member,
+    split_tasks,
 )
 from agent_trainers.cli.model_options import EMBEDDED, model_path
 from agent_trainers.cli.output_folder import open_run, settings_of
@@ -40,9 +43,10 @@ from agent_trainers.policies import Policy
 from agent_trainers.policies.local import load_policy
 from agent_trainers.policies.models import load_tokenizer
 from agent_trainers.policies.served import OpenAIPolicy
-from agent_trainers.recipes import find_turn_length
+from agent_trainers.recipes import find_environment, find_turn_length
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.evaluation import Evaluation, evaluate, plan_samples
+from agent_trainers.tasks.env_members import EnvMember
 from agent_trainers.trainers.config import fast_precision
 from agent_trainers.trajectory import Trajectory, check_kind, load_trajectories, save_trajectories
 
@@ -74,10 +78,15 @@ class PolicyArguments:
     tool_format: str | None = HfArg(
         default=None, help="How the model calls tools; openai: by the server's own function calls."
     )
-    env: str = HfArg(default=DEFAULT_ENV, help="Gymnasium id.")
+    env: str | None = HfArg(
+        default=None,
+        help="Gymnasium id; by default the environment of the run in the model's folder, with its "
+        f"tasks, else {DEFAULT_ENV}. Of several it is the name of one.",
+    )
     env_kwargs: str | None = HfArg(
         default=None,
-        help="Its keyword arguments as JSON; default of the synthetic one: test split.",
+        help="Its keyword arguments as JSON instead of the run's; those of the run that differ in "
+        "evaluation stay.",
     )
     greedy: bool = HfArg(default=False, help="Take the most likely token.")
     temperature: float = HfArg(default=1.0, help="Sampling temperature.")
@@ -148,6 +157,7 @@ def run(arguments: Sequence[str]) -> None:
         description="Evaluate a language model in a Gymnasium environment, or in a program. "
         f"{PROGRAM} collect keeps the best episodes; see {PROGRAM} collect --help.",
     )
+    held_out = _use_program(options)
     check_program(options)
     check_output("--output", options.output)
     check_output("--trajectories", options.trajectories, is_trajectories=True)
@@ -160,12 +170,13 @@ def run(arguments: Sequence[str]) -> None:
     if options.program is not None:
         source = options.program_tasks(options.tasks)
         tasks = first_tasks(source.num_tasks, options.num_tasks)
+        if held_out is not None:
+            tasks = hold_out(source.num_tasks, *held_out).eval[: options.num_tasks] or tasks
         with open_policy(options) as policy:
             evaluation = evaluate(source.make_rollout(policy), tasks, ks=ks, **settings)
         where = {name: getattr(options, name) for name in ("program", "tasks", "reward")}
     else:
-        environment = open_environment(options, **evaluation_defaults(options.env))
-        tasks = first_tasks(environment.num_tasks, options.num_tasks)
+        environment, tasks = open_environment(options)
         with open_policy(options) as policy:
             rollout = Rollout(environment.make_env, policy)
             evaluation = evaluate(rollout, tasks, ks=ks, **settings)
@@ -186,6 +197,7 @@ def run(arguments: Sequence[str]) -> None:
                 "success_of_all": evaluation.success_of_all,
                 "usage": asdict(evaluation.usage),
                 "metrics": evaluation.metrics,
+                "intervals": evaluation.intervals,
                 "pass_at_k": {str(k): value for k, value in evaluation.pass_at_k.items()},
             },
         )
@@ -195,22 +207,37 @@ def run(arguments: Sequence[str]) -> None:
     check_episodes(evaluation.trajectories)
 
 
+def _use_program(options: EvaluateArguments) -> tuple[int, int] | None:
+    """Set the options of the program that the model was trained in, if neither one is given.
+
+    Returns number and seed of the tasks that its run held out, if it did.
+    """
+    settings, path = find_environment(None if options.base_url else options.model)
+    if not settings.get("program") or options.env or options.program:
+        return None
+    for name in ("program", *OF_PROGRAMS):
+        if hasattr(options, name) and settings.get(name) is not None:
+            setattr(options, name, settings[name])
+    options.tasks = settings.get("eval_tasks") or options.tasks
+    notify(f"Program {options.program} with the tasks {options.tasks}, as in {path}.")
+    is_held_out = not settings.get("eval_tasks")
+    return (settings["num_eval_tasks"], settings["seed"]) if is_held_out else None
+
+
 def _print_table(options: EvaluateArguments, evaluation: Evaluation) -> None:
     title = f"{options.model or EMBEDDED} on {options.program or options.env}"
     mean = Column("mean", justify="right")
     table = Table("metric", mean, "95 % interval", title=title, min_width=60)
     num_errors, num_episodes = evaluation.num_failed, len(evaluation.trajectories)
-    for name, value in evaluation.metrics.items():
-        interval = ""
-        if name == "success" and options.samples_per_task == 1 and num_episodes > num_errors:
-            low, high = wilson_interval(value, num_episodes - num_errors)
-            interval = f"{low:.3f} to {high:.3f}"
-        table.add_row(name, f"{value:.3f}", interval)
+    shown = evaluation.metrics | {f"pass@{k}": v for k, v in evaluation.pass_at_k.items()}
+    for name, value in shown.items():
+        interval = evaluation.intervals.get(name)
+        table.add_row(
+            name, f"{value:.3f}", "{:.3f} to {:.3f}".format(*interval) if interval else ""
+        )
         if name == "success" and num_errors:  # otherwise errors could be read as success
             table.add_row("  of all, errors as failures", f"{evaluation.success_of_all:.3f}")
             table.add_row("  errors: episodes not scored", f"{num_errors} of {num_episodes}")
-    for k, value in evaluation.pass_at_k.items():
-        table.add_row(f"pass@{k}", f"{value:.3f}")
     usage = evaluation.usage
     table.caption = (
         f"{num_episodes} episodes, {num_errors} errors; {usage.calls} model turns, "
@@ -237,11 +264,12 @@ def collect(arguments: Sequence[str]) -> None:
     settings = settings_of({"env": options.env, "env_kwargs": env_kwargs}, options)
     kept: list[Trajectory] = []
     with open_run(parts, settings, notify, resume=parts.is_dir(), option="--output") as begin:
-        environment = open_environment(options)
+        environment, tasks = open_environment(options, is_training=True)
         begin()
-        tasks = first_tasks(environment.num_tasks, options.num_tasks)
         with open_policy(options) as policy:
-            for first in tqdm(range(0, len(tasks), TASKS_PER_PORTION), unit="portion"):
+            for first in tqdm(
+                range(0, len(tasks), TASKS_PER_PORTION), unit="portion", disable=None
+            ):
                 part = parts / f"{first:06d}.jsonl.gz"
                 if not part.exists():
                     portion = tasks[first : first + TASKS_PER_PORTION]
@@ -251,13 +279,18 @@ def collect(arguments: Sequence[str]) -> None:
                     check_episodes(episodes)  # before saving, so that a failed portion runs again
                     save_trajectories(part, _best(episodes, options))
                 kept += load_trajectories(part)
-        save_trajectories(output, kept)
+        if kept:
+            save_trajectories(output, kept)
     shutil.rmtree(parts)
+    if not kept:
+        raise RolloutError(
+            f"No episode of {len(tasks)} tasks succeeded, so none was kept. Use a better model, "
+            "more --samples_per_task, or --keep_failures."
+        )
     num_solved = len({t.group_id for t in kept if t.success})
     notify(f"{len(kept)} episodes of {len(tasks)} tasks, {num_solved} of them solved: {output}")
-    if kept:
-        hint = f" --env {options.env}" if "tool_format" not in environment.env_kwargs else ""
-        notify(f"Train on them with: agent-r1-sft --trajectories {output}{hint}")
+    hint = f" --env {options.env}" if "tool_format" not in environment.env_kwargs else ""
+    notify(f"Train on them with: agent-r1-sft --trajectories {output}{hint}")
 
 
 def _best(episodes: Sequence[Trajectory], options: CollectArguments) -> list[Trajectory]:
@@ -282,18 +315,35 @@ def check_output(option: str, path: str | None, *, is_trajectories: bool = False
     check_writable(Path(path).parent, option)
 
 
-def open_environment(options: PolicyArguments, **defaults: Any) -> Environment:
-    """Inspect the environment of the options, fitted to the policy.
+def open_environment(
+    options: PolicyArguments, *, is_training: bool = False
+) -> tuple[Environment, list[int]]:
+    """Inspect the environment of the options, fitted to the policy; also return its tasks.
 
-    `defaults` are the environment's arguments unless others are given.
+    What is not given is that of the run in the model's folder, and the tasks are those that it
+    evaluated, or with `is_training` those that it trained on. Sets the options that are not given.
     """
-    env_kwargs = defaults | json_object(options.env_kwargs, "--env_kwargs")
+    given = json_object(options.env_kwargs, "--env_kwargs")
+    settings, path = find_environment(None if options.base_url else options.model)
+    if (member := recorded_member(settings, options.env, str(path))) is None:
+        member, path = EnvMember(id=str(options.env)), None
+    own = {} if options.env_kwargs is not None else member.kwargs
+    env_kwargs = {**own, **({} if is_training else member.eval_kwargs), **given}
     if options.tool_format:
         env_kwargs["tool_format"] = options.tool_format
     tokenizer = None if options.base_url else load_tokenizer(model_path(options))
+    options.env = str(member.id)
     environment = inspect_environment(options.env, env_kwargs, tokenizer, notify)
     options.tool_format = environment.states[0].get("tool_format", options.tool_format)
-    return environment
+    tasks = first_tasks(environment.num_tasks, options.num_tasks)
+    has_other_tasks = {"data", "split"} & {*given, *(() if is_training else member.eval_kwargs)}
+    if path is not None and not has_other_tasks:
+        count, seed = settings.get("num_eval_tasks", 0), settings.get("seed", 0)
+        split = split_tasks(member, environment.num_tasks, count, seed)
+        tasks = ((split.train if is_training else split.eval) or tasks)[: options.num_tasks]
+    source = "" if path is None else f", as in {path}"
+    notify(f"{options.env} {json.dumps(environment.env_kwargs)}, {len(tasks)} tasks{source}.")
+    return environment, tasks
 
 
 @contextlib.contextmanager

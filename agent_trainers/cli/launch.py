@@ -160,7 +160,7 @@ class StopRequests(contextlib.ExitStack, TrainerCallback):  # type: ignore[misc]
                 signal.signal(other, signal.SIG_DFL)
         self._notify(_STOPPING)
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.can_finish_step = True
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

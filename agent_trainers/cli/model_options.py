@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from safetensors import SafetensorError
 from transformers.hf_argparser import HfArg
 from trl import ModelConfig, get_quantization_config
 
@@ -76,5 +77,5 @@ def refused_settings() -> Iterator[None]:
         yield
     except AgentEnvsError:
         raise
-    except (ValueError, ImportError, OSError) as error:
+    except (ValueError, ImportError, OSError, RuntimeError, SafetensorError) as error:
         raise ConfigurationError(" ".join(str(error).split())) from error

@@ -4,8 +4,9 @@ import contextlib
 import dataclasses
 import json
 import os
+import shlex
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,6 +37,8 @@ _MAY_CHANGE: Final = (
     "max_concurrency", "request_timeout", "batch_size", "program_concurrency", "program_env",
 )  # fmt: skip
 """Beginnings of the names of settings that do not change what is trained."""
+COMMAND: Final = "command"
+"""Setting of a run: the arguments of its command line."""
 _LENGTH: Final = ("max_steps", "num_train_epochs")
 
 
@@ -79,7 +82,12 @@ def open_run(
         ) from None
     with lock:
         if resume or (checkpoint and Path(checkpoint).resolve().parent == folder.resolve()):
-            _check_same_settings(folder, settings, notify)
+            is_changed = _check_same_settings(folder, settings, notify)
+            if resume and not is_changed and (folder / RESULTS_FILE).exists():
+                raise ConfigurationError(
+                    f"The run in {folder} is finished, so there is nothing to resume. Continue it "
+                    "with a larger --max_steps."
+                )
             overwrite = False
         else:
             _check_free(folder, overwrite=overwrite)
@@ -87,9 +95,27 @@ def open_run(
         def begin() -> None:
             if overwrite:
                 _clear(folder, settings)
+            (folder / RESULTS_FILE).unlink(missing_ok=True)  # only a finished run has results
             write_json(folder / RUN_SETTINGS, settings)
 
         yield begin
+
+
+def resumed_arguments(folder: Path, arguments: Sequence[str]) -> list[str]:
+    """Return the command line of the run in a folder, with `arguments` in place of its options."""
+    try:
+        settings = json.loads((folder / RUN_SETTINGS).read_text(encoding="utf-8"))
+        began = shlex.split(settings[COMMAND])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return list(arguments)
+    given = {argument.split("=")[0] for argument in arguments} | {"--overwrite", "--resume"}
+    kept, is_kept = [], True
+    for argument in began:
+        if argument.startswith("--"):
+            is_kept = argument.split("=")[0] not in given
+        if is_kept:
+            kept.append(argument)
+    return [*kept, *arguments]
 
 
 def _check_free(folder: Path, *, overwrite: bool) -> None:
@@ -166,25 +192,26 @@ def _paths(value: Any, name: str = "") -> Iterator[tuple[str, Path]]:
 
 def _check_same_settings(
     folder: Path, settings: Mapping[str, Any], notify: Callable[[str], None]
-) -> None:
-    """Check that a resumed run has the settings it began with; print a change of its length."""
+) -> bool:
+    """Check that a resumed run has the settings it began with; print and return a new length."""
     if not (path := folder / RUN_SETTINGS).exists():  # stopped before it began
-        return
+        return True
     try:
         saved = dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(f"{path} cannot be read ({error}). Choose another folder.") from None
     changes = {
         name: f"{name}: {json.dumps(saved[name])} -> {json.dumps(settings[name])}"
-        for name in saved
+        for name in saved.keys() - {COMMAND}
         if name in settings and saved[name] != settings[name]
     }
-    for name in _LENGTH:
-        if name in changes:
-            notify(f"Resuming with changed {changes.pop(name)}.")
+    longer = [changes.pop(name) for name in _LENGTH if name in changes]
+    for change in longer:
+        notify(f"Resuming with changed {change}.")
     if changes:
         raise ConfigurationError(
             f"The run in {folder} began with other settings ({'; '.join(changes.values())}). Use "
             "the same settings or another folder; --resume_from_checkpoint starts another run from "
             "a checkpoint of it."
         )
+    return bool(longer)

@@ -7,12 +7,16 @@ prompt to the gradient, and is stopped before the first optimiser step.
 import contextlib
 import datetime
 import importlib.metadata
+import json
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+import textwrap
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import pandas as pd
 import psutil
 import torch
 from accelerate.utils import gather_object
@@ -20,10 +24,11 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 from transformers import TrainerCallback
+from transformers.integrations import TensorBoardCallback, TrackioCallback, WandbCallback
 
 from agent_envs.data.files import write_json
-from agent_envs.errors import ConfigurationError
-from agent_trainers.cli.output_folder import RESULTS_FILE
+from agent_envs.errors import ConfigurationError, RolloutError
+from agent_trainers.cli.output_folder import EVALUATION_FILE, RESULTS_FILE
 from agent_trainers.monitoring.metrics_log import MetricsLog
 from agent_trainers.monitoring.report import plot_learning_curve, write_trajectory_page
 from agent_trainers.monitoring.trajectory_samples import (
@@ -31,15 +36,18 @@ from agent_trainers.monitoring.trajectory_samples import (
     Mark,
     TrajectorySample,
     choose,
+    siblings,
     state_change,
     trained_samples,
 )
+from agent_trainers.recipes import RUN_SETTINGS
+from agent_trainers.rollout.evaluation import confidence_interval
 from agent_trainers.trainers.grpo import StepGRPOTrainer
-from agent_trainers.trajectory import Trajectory, save_trajectories
+from agent_trainers.trajectory import TRAJECTORIES_FILE, Trajectory, save_trajectories
 
 PACKAGES: Final = ("agent-r1", "gymnasium", "torch", "transformers", "trl", "accelerate")
 SAMPLES_PER_BATCH: Final = 16
-SAMPLES_ON_PAGE: Final = 4
+SAMPLES_ON_PAGE: Final = 8
 NEWEST_ON_PAGE: Final = 3
 PAGE: Final = "dry_run.html"
 NUM_SAMPLES: Final = 8
@@ -47,15 +55,90 @@ MAX_GROUPS: Final = 10
 MAX_MESSAGE_CHARS: Final = 400
 
 
-class SampleCollector(TrainerCallback):  # type: ignore[misc]
-    """Saves trajectories of the first step, the last, and every so many, as files and a page."""
+LOGGERS: Final = {
+    "tensorboard": TensorBoardCallback, "trackio": TrackioCallback, "wandb": WandbCallback,
+}  # fmt: skip
 
-    def __init__(self, trainer: StepGRPOTrainer, title: str, every: int = 10) -> None:
-        """Sample every `every` optimiser steps; 0 for the first and the last only."""
+
+class RunFiles(TrainerCallback):  # type: ignore[misc]
+    """Writes what a run of ``agent-r1-train`` leaves in ``output_dir``, also of a Python program.
+
+    That is results.json, learning_curve.png, trajectories.html, trajectory files and the model;
+    with evaluation tasks, also the success before and after training::
+
+        trainer.add_callback(RunFiles(trainer))
+    """
+
+    def __init__(
+        self,
+        trainer: StepGRPOTrainer,
+        title: str = "training",
+        facts: Mapping[str, Any] | None = None,
+        *,
+        every: int = 10,
+        is_stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Set what the files contain.
+
+        Args:
+            trainer: The trainer, which gets the callback by ``add_callback``.
+            title: Title of the page.
+            facts: Descriptions of the run for results.json; of its environment by default.
+            every: Optimiser steps between samples; 0 for the first and the last only.
+            is_stopped: Whether the run was interrupted, at its end: then it has no results.
+        """
         self._trainer = trainer
         self._title = title
+        self._facts = facts
         self._every = every
+        self._is_stopped = is_stopped
+        self._started = time.perf_counter()
         self._batches: list[list[TrajectorySample]] = []
+        self.results: dict[str, Any] = {}
+        """The contents of results.json, once it is written."""
+        self._folder = Path(trainer.args.output_dir)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Evaluate, unless the run resumes after its first evaluation."""
+        measured = self._folder / EVALUATION_FILE
+        if state.global_step and measured.exists():
+            self._before = json.loads(measured.read_text(encoding="utf-8"))
+            return
+        self._before = self._evaluate()
+        if state.is_world_process_zero:
+            write_json(measured, self._before)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Evaluate again, and write results and model, unless the run was interrupted."""
+        if self._is_stopped() or state.global_step == 0:
+            call_loggers(self._trainer, "on_train_end")
+            return
+        after = self._evaluate()
+        call_loggers(self._trainer, "on_train_end")  # writes out what they hold
+        self.collect_evaluated("evaluation, after training")
+        self._trainer.save_model()
+        if state.is_world_process_zero:
+            facts = self._facts or self._describe()
+            self.results = write_results(self._trainer, self, facts, self._before, after)
+
+    def _evaluate(self) -> dict[str, Any]:
+        started = time.perf_counter()
+        figures = evaluate(self._trainer)
+        self._trainer.started += time.perf_counter() - started  # no seconds of training
+        return figures
+
+    def _describe(self) -> dict[str, Any]:
+        """Describe the run, also in settings.json, where ``agent-r1-eval --model`` finds it."""
+        args, (first, *_) = self._trainer.args, self._trainer.trajectories["train"]
+        facts = {
+            "env": first.env_id or None,
+            "env_kwargs": first.env_kwargs,
+            "model": self._trainer.model.config.name_or_path,
+        }
+        names = ("max_completion_length", "learning_rate", "seed")
+        settings = facts | {name: getattr(args, name) for name in names}
+        write_json(self._folder / RUN_SETTINGS, settings)
+        return {**facts, "algorithm": args.advantage_estimator, "evaluated_on": "eval_dataset"}
 
     @property
     def samples(self) -> list[TrajectorySample]:
@@ -70,10 +153,11 @@ class SampleCollector(TrainerCallback):  # type: ignore[misc]
             return
         self._sample(record, f"training, step {step}", new_logprobs=trainer.current_logprobs())
         if trainer.accelerator.is_main_process:
-            folder = Path(trainer.args.output_dir) / "trajectories"
             played = [sample.trajectory for sample in self._batches[-1]]
-            save_trajectories(folder / f"step_{step:06d}.jsonl.gz", played)
+            path = self._folder / "trajectories" / f"step_{step:06d}.jsonl.gz"
+            save_trajectories(path, played)
             self.write_page()
+            log_trajectories(trainer, self._batches[-1])
 
     def collect_evaluated(self, label: str) -> None:
         trajectories = self._trainer.trajectories["eval"]
@@ -87,7 +171,8 @@ class SampleCollector(TrainerCallback):  # type: ignore[misc]
             for mark in self._marks(trajectory):
                 if mark.sign in alarms:
                     shown.setdefault(mark.sign, i)
-        chosen = dict.fromkeys([*shown.values(), *choose(record.trajectories, SAMPLES_PER_BATCH)])
+        order = choose(record.trajectories, len(record.trajectories))
+        chosen = dict.fromkeys([*shown.values(), *siblings(record.trajectories, order), *order])
         self._batches.append(
             trained_samples(
                 record,
@@ -103,11 +188,91 @@ class SampleCollector(TrainerCallback):  # type: ignore[misc]
 
     def write_page(self) -> None:
         write_trajectory_page(
-            Path(self._trainer.args.output_dir) / "trajectories.html",
+            self._folder / "trajectories.html",
             self.samples,
             tokenizer=self._trainer.processing_class,
             title=self._title,
         )
+
+
+def evaluate(trainer: StepGRPOTrainer) -> dict[str, Any]:
+    """Return the figures of an evaluation: under "" those of the environments for training.
+
+    Of several environments, also those of each under its name; nothing without evaluation tasks.
+    """
+    if trainer.eval_dataset is None:
+        return {}
+    # otherwise TensorBoard and trackio would start another run elsewhere; harmless when repeated
+    call_loggers(trainer, "on_train_begin")
+    trainer.evaluate()
+    played = [
+        (t.env, t.task_id, t.success, t.return_, t.is_scorable)
+        for t in trainer.trajectories["eval"]
+    ]
+    names = ["env", "task", "success", "return", "is_scorable"]
+    episodes = pd.DataFrame(gather_object(played), columns=names)
+    # Accelerate repeats the first tasks to fill the last batch: they count once
+    number = episodes.groupby(["env", "task"]).cumcount()
+    episodes = episodes[number < trainer.num_generations_eval]
+    episodes = episodes[episodes["is_scorable"]]
+    if episodes.empty:
+        raise RolloutError("No episode of the evaluation could be scored.")
+    tables = {"": episodes}
+    if (evaluated := trainer.evaluated) is not None:
+        tables = {"": episodes[~episodes["env"].isin(evaluated.variants)]}
+        tables |= {str(name): own for name, own in episodes.groupby("env")}
+    return {name: _figures(own) for name, own in tables.items() if len(own)}
+
+
+def _figures(episodes: pd.DataFrame) -> dict[str, Any]:
+    """Return success and return with their confidence intervals, and the number of episodes."""
+    figures: dict[str, Any] = {"num_episodes": len(episodes)}
+    for name in ("success", "return"):
+        pairs = [*zip(episodes["task"], episodes[name].astype(float), strict=True)]
+        figures[name] = float(episodes[name].mean())
+        figures[f"{name}_interval"] = confidence_interval(pairs)
+    return figures
+
+
+def call_loggers(trainer: Any, event: str) -> None:
+    """Call the loggers of `report_to`."""
+    for callback in trainer.callback_handler.callbacks:
+        if isinstance(callback, tuple(LOGGERS.values())):
+            getattr(callback, event)(
+                trainer.args, trainer.state, trainer.control, model=trainer.model,
+                processing_class=trainer.processing_class,
+            )  # fmt: skip
+
+
+def log_trajectories(trainer: StepGRPOTrainer, samples: Sequence[TrajectorySample]) -> None:
+    """Log the steps of sample trajectories to the loggers, as one table."""
+    rows: list[dict[str, Any]] = []
+    for number, sample in enumerate(samples):
+        trajectory, trained = sample.trajectory, sample.steps or ()
+        for t, step in enumerate(trajectory.transitions):
+            advantages = trained[t].advantages if trained else []
+            rows.append(
+                {
+                    "step": trainer.state.global_step,
+                    "group": trajectory.group_id,
+                    "task": trajectory.task_id,
+                    "episode": number,
+                    "turn": t + 1,
+                    "state": step.messages[-1]["content"],
+                    "action": step.action,
+                    "reward": step.reward,
+                    "terms": json.dumps(step.reward_terms),
+                    "advantage": float(np.mean(advantages)) if advantages else None,
+                }
+            )
+    table = pd.DataFrame(rows)
+    for callback in trainer.callback_handler.callbacks:
+        if isinstance(callback, TensorBoardCallback) and callback.tb_writer:
+            text = textwrap.indent(table.to_string(index=False), "    ")  # Markdown's code
+            callback.tb_writer.add_text("trajectories", text, trainer.state.global_step)
+        for name in ("_wandb", "_trackio"):
+            if backend := getattr(callback, name, None):
+                backend.log({"trajectories": backend.Table(dataframe=table)})
 
 
 def versions() -> dict[str, str]:
@@ -119,15 +284,15 @@ def versions() -> dict[str, str]:
 
 def write_results(
     trainer: StepGRPOTrainer,
-    collector: SampleCollector,
+    files: RunFiles,
     facts: Mapping[str, Any],
     before: Mapping[str, Any],
     after: Mapping[str, Any],
-) -> None:
-    """Write results, curve, page and trajectories into the output folder, and print a table.
+) -> dict[str, Any]:
+    """Write results, curve, page and trajectories into the output folder; return the results.
 
-    `facts` describe the run; `before` and `after` are the evaluations (see `train.evaluate`), both
-    may be empty.
+    `facts` describe the run; `before` and `after` are the evaluations (see `evaluate`), both may be
+    empty.
     """
     evaluated = trainer.evaluated
     by_environment: dict[str, dict[str, Any]] = {}
@@ -141,6 +306,7 @@ def write_results(
         **({"by_environment": by_environment} if by_environment else {}),
         "steps": trainer.state.global_step,
         "seconds": round(trainer.training_seconds, 2),
+        "total_seconds": round(time.perf_counter() - files._started, 2),
         "num_processes": trainer.accelerator.num_processes,
         "num_parameters": trainer.accelerator.unwrap_model(trainer.model).num_parameters(),
         **{name: v for each in trainer.extensions for name, v in each.results().items()},
@@ -155,23 +321,24 @@ def write_results(
         before=results["success_before"],
         after=results["success_after"],
     )
-    collector.write_page()
-    save_trajectories(folder / "trajectories.jsonl.gz", [s.trajectory for s in collector.samples])
+    files.write_page()
+    save_trajectories(folder / TRAJECTORIES_FILE, [s.trajectory for s in files.samples])
     trainer.create_model_card(model_name=folder.name)
-    _print_results(results, folder)
+    return results
 
 
 def _measured(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the figures of an environment before and after training; None if not measured."""
     figures: dict[str, Any] = {
-        f"{name}_{when}": (measured or {}).get(name)
+        f"{name}_{when}{kind}": (measured or {}).get(f"{name}{kind}")
         for name in ("success", "return")
         for when, measured in (("before", before), ("after", after))
+        for kind in ("", "_interval")
     }
     return figures | {"num_eval_episodes": (after or {}).get("num_episodes", 0)}
 
 
-def _print_results(results: Mapping[str, Any], folder: Path) -> None:
+def print_results(results: Mapping[str, Any], folder: Path) -> None:
     """Print success and return before and after, also of each environment, and the folder."""
     columns = [Column(name, justify="right") for name in ("before", "after")]
     where = results.get("program") or results.get("env") or "several environments"
@@ -181,11 +348,10 @@ def _print_results(results: Mapping[str, Any], folder: Path) -> None:
         label = f"  {name}" + ("" if own["is_trained"] else ", evaluation only")
         shown.append((label, own, "success", "{:.1%}"))
     for label, own, kind, form in shown:
-        values = [own[f"{kind}_before"], own[f"{kind}_after"]]
-        table.add_row(label, *("-" if value is None else form.format(value) for value in values))
+        table.add_row(label, *(_cell(own, f"{kind}_{when}", form) for when in ("before", "after")))
     table.caption = (
-        f"{results['num_eval_episodes']} evaluation episodes: {results['evaluated_on']}; "
-        f"{results['steps']} optimiser steps "
+        f"95 % intervals; {results['num_eval_episodes']} evaluation episodes: "
+        f"{results['evaluated_on']}; {results['steps']} optimiser steps "
         f"in {results['seconds']:.0f} s ({results['total_seconds']:.0f} s in all)"
     )
     console = Console()
@@ -194,6 +360,15 @@ def _print_results(results: Mapping[str, Any], folder: Path) -> None:
         steps = f"steps {alarm['first_step']} to {alarm['last_step']}"
         console.print(f"Reward hacking? {steps}, {alarm['text']}", style="red", highlight=False)
     console.print(f"Model, metrics, figures and trajectories: {folder}", highlight=False)
+
+
+def _cell(figures: Mapping[str, Any], name: str, form: str) -> str:
+    """Return a figure with its confidence interval."""
+    if (value := figures[name]) is None:
+        return "-"
+    interval = figures[f"{name}_interval"]
+    ends = [form.format(end) for end in interval or ()]
+    return form.format(value) + (f" ({' to '.join(ends)})" if ends else "")
 
 
 class _BatchDoneError(Exception):
@@ -239,7 +414,7 @@ def dry_run(trainer: StepGRPOTrainer, title: str, checkpoint: str | None = None)
     console.rule(f"[bold]dry run: {title}", align="left")
     groups: dict[str, Text] = {}
     for group_id, task_id, shown_return, style in episodes:
-        groups.setdefault(group_id, Text(f"  {task_id}:")).append(f" {shown_return}", style)
+        groups.setdefault(group_id, Text(f"  {task_id:.40}:")).append(f" {shown_return}", style)
     console.print(
         f"{len(groups)} groups, {len(episodes)} episodes; returns, grey without advantage"
     )

@@ -4,6 +4,8 @@ On an environment's reference actions or recorded trajectories.
 """
 
 import functools
+import shlex
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +18,15 @@ from transformers.trainer_utils import get_last_checkpoint
 from trl import SFTConfig, SFTTrainer, get_peft_config
 
 from agent_envs.core.command_line import json_object
-from agent_envs.errors import DataError
+from agent_envs.errors import ConfigurationError, DataError
 from agent_trainers.batching.rows import make_rows
 from agent_trainers.cli.arguments import CommandParser, notifier, read_config, run_command
 from agent_trainers.cli.environments import DEFAULT_ENV, first_tasks, inspect_environment
 from agent_trainers.cli.launch import Interrupted, StopRequests
 from agent_trainers.cli.model_options import ModelArguments, model_path, refused_settings
-from agent_trainers.cli.output_folder import open_run, settings_of
+from agent_trainers.cli.output_folder import COMMAND, open_run, resumed_arguments, settings_of
 from agent_trainers.cli.train import check_loggers
+from agent_trainers.monitoring.live_view import show_progress
 from agent_trainers.monitoring.metrics_log import MetricsLog
 from agent_trainers.policies.models import load_tokenizer
 from agent_trainers.policies.rendering import ChatRenderer
@@ -67,8 +70,8 @@ class WarmStartConfig(SFTConfig):  # type: ignore[misc] # TRL is untyped
     def __post_init__(self) -> None:
         """Set device and precision defaults, and check ranges."""
         follow_the_machine(self)
-        super().__post_init__()
         check_ranges(self)
+        super().__post_init__()
 
 
 def make_parser(arguments: Sequence[str]) -> CommandParser:
@@ -90,12 +93,18 @@ def make_parser(arguments: Sequence[str]) -> CommandParser:
 def run(arguments: Sequence[str]) -> None:
     """Train on demonstrations."""
     parser = make_parser(arguments)
-    options, config = parser.build(parser.read(arguments))
+    values = parser.read(arguments)
+    if values.resume:
+        arguments = resumed_arguments(Path(values.output_dir), arguments)
+        parser = make_parser(arguments)
+        values = parser.read(arguments)
+    options, config = parser.build(values)
     check_loggers(config)
     env_kwargs = json_object(options.env_kwargs, "--env_kwargs")
     folder = open_run(
         Path(config.output_dir),
-        settings_of({"env": options.env, "env_kwargs": env_kwargs}, options, config),
+        settings_of({"env": options.env, "env_kwargs": env_kwargs}, options, config)
+        | {COMMAND: shlex.join(arguments)},
         notify,
         resume=options.resume,
         overwrite=options.overwrite,
@@ -122,15 +131,18 @@ def run(arguments: Sequence[str]) -> None:
                 peft_config=get_peft_config(options),
                 callbacks=[MetricsLog(), requests],
             )
+        if not sys.stderr.isatty():
+            show_progress(trainer, PROGRAM)
         begin()
         checkpoint = get_last_checkpoint(config.output_dir) if options.resume else None
         trainer.train(resume_from_checkpoint=checkpoint or config.resume_from_checkpoint)
         if requests.stopped_by is not None:
             raise Interrupted(requests.stopped_by)
-        trainer.save_model()
         losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-        if losses:
-            notify(f"Loss per token {losses[0]:.3f} -> {losses[-1]:.3f} in {len(losses)} updates.")
+        if not losses:
+            raise ConfigurationError("No optimiser step was taken. Check the number of epochs.")
+        trainer.save_model()
+        notify(f"Loss per token {losses[0]:.3f} -> {losses[-1]:.3f} in {len(losses)} updates.")
         notify(f"Continue with: agent-r1-train --model {config.output_dir}")
 
 
@@ -147,7 +159,7 @@ def _demonstrations(
         return (retell(t, renderer, tools) for t in load_trajectories(options.trajectories))
     tasks = first_tasks(found.num_tasks, options.num_tasks)
     played = play_reference(found.make_env, renderer, tasks)
-    return tqdm(played, desc="demonstrating", total=len(tasks), unit="episode")
+    return tqdm(played, desc="demonstrating", total=len(tasks), unit="episode", disable=None)
 
 
 def supervised_dataset(

@@ -5,29 +5,19 @@ Without arguments it trains the embedded policy in the synthetic environment, on
 
 import contextlib
 import functools
-import json
 import os
 import shlex
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import pandas as pd
-from accelerate.utils import gather_object
 from transformers.hf_argparser import HfArg
-from transformers.integrations import (
-    TensorBoardCallback,
-    TrackioCallback,
-    WandbCallback,
-    get_reporting_integration_callbacks,
-)
+from transformers.integrations import get_reporting_integration_callbacks
 from transformers.utils.logging import disable_progress_bar
 from trl import get_peft_config
 
 from agent_envs.core.lookup import lookup, require_extra
-from agent_envs.data.files import write_json
 from agent_envs.errors import ConfigurationError
 from agent_trainers.cli.arguments import (
     CommandParser,
@@ -52,8 +42,13 @@ from agent_trainers.cli.launch import (
     supervise,
 )
 from agent_trainers.cli.model_options import EMBEDDED, ModelArguments, model_path, refused_settings
-from agent_trainers.cli.output_folder import EVALUATION_FILE, open_run, settings_of
-from agent_trainers.cli.results import SampleCollector, dry_run, write_results
+from agent_trainers.cli.output_folder import (
+    COMMAND,
+    open_run,
+    resumed_arguments,
+    settings_of,
+)
+from agent_trainers.cli.results import LOGGERS, RunFiles, dry_run, print_results
 from agent_trainers.monitoring.live_view import show_progress
 from agent_trainers.policies.models import keep_to_one_thread, load_tokenizer
 from agent_trainers.recipes import ACCELERATE_CONFIGS, FOLDER, RECIPES, find_recipe, find_settings
@@ -71,9 +66,6 @@ from agent_trainers.trainers.ppo import trainer_class
 PROGRAM: Final = "agent-r1-train"
 _OF_ENVIRONMENTS: Final = {"env", "env_kwargs", "eval_env_kwargs", "eval_envs"}
 _ALIASES: Final = {"envs": "env", "eval_env": "eval_envs"}
-LOGGERS: Final = {
-    "tensorboard": TensorBoardCallback, "trackio": TrackioCallback, "wandb": WandbCallback,
-}  # fmt: skip
 notify = notifier(PROGRAM)
 
 
@@ -137,6 +129,10 @@ def run(arguments: Sequence[str]) -> int:
     """Train in this process, or in the processes that it starts; return the exit code."""
     parser = make_parser(arguments)
     values = parser.read(arguments)
+    if values.resume:  # what is not given is that of the run
+        arguments = resumed_arguments(Path(values.output_dir), arguments)
+        parser = make_parser(arguments)
+        values = parser.read(arguments)
     command = launch_command(
         values.num_processes, values.accelerate_config, "agent_trainers.cli.train", arguments
     )
@@ -162,7 +158,6 @@ def _train(
     requests: StopRequests,
 ) -> int:
     """Train, alone or as one of several processes, until done or stopped; return the exit code."""
-    started = time.perf_counter()
     source = read_source(options)
     title = f"{options.algorithm} on {source.title}"
     if options.dry_run:
@@ -176,14 +171,13 @@ def _train(
     check_loggers(config)
     with open_run(
         folder,
-        settings_of(source.settings, options, config),
+        settings_of(source.settings, options, config) | {COMMAND: shlex.join(arguments)},
         notify,
         resume=options.resume,
         overwrite=options.overwrite,
         checkpoint=config.resume_from_checkpoint,
     ) as begin:
         trainer, evaluated_on = make_trainer(options, config, source)
-        is_main = trainer.accelerator.is_main_process
         keep_to_one_thread(trainer.accelerator.unwrap_model(trainer.model))
         begin()
         checkpoint = trainer.last_checkpoint() if options.resume else config.resume_from_checkpoint
@@ -191,47 +185,31 @@ def _train(
             notify(f"Resuming from {checkpoint}.")
         elif options.resume:
             notify(f"No checkpoint in {folder} yet: starting from scratch.")
-        collector = SampleCollector(trainer, source.title)
-        for callback in (requests, collector):
+        facts = {
+            **source.settings,
+            "model": EMBEDDED if options.model is None else options.model,
+            "algorithm": options.algorithm,
+            COMMAND: shlex.join([PROGRAM, *arguments]),
+            "evaluated_on": evaluated_on,
+        }
+        files = RunFiles(
+            trainer, source.title, facts, is_stopped=lambda: requests.stopped_by is not None
+        )
+        for callback in (requests, files):
             trainer.add_callback(callback)
         progress = show_progress(trainer, title)
-        measured = folder / EVALUATION_FILE
-        if checkpoint is not None and measured.exists():
-            before = json.loads(measured.read_text(encoding="utf-8"))
-        else:
-            before = evaluate(trainer)
-            if is_main:
-                write_json(measured, before)
         with contextlib.closing(progress):
             trainer.train(resume_from_checkpoint=checkpoint)
         step = trainer.state.global_step
         if requests.stopped_by is not None:
-            _call_loggers(trainer, "on_train_end")
             notify(
                 f"Stopped after step {step} of {trainer.state.max_steps}, saved in "
                 f"{folder / f'checkpoint-{step}'}. Resume with the same command and --resume."
             )
             # torchrun reports any other code as a failure; the supervisor knows the right one
             return 0 if STOP_FILE in os.environ else 128 + requests.stopped_by
-        if step == 0:
-            raise ConfigurationError(
-                "No optimiser step was taken: there are fewer tasks than one batch needs. Lower "
-                "per_device_train_batch_size or num_generations, or add tasks."
-            )
-        after = evaluate(trainer)
-        _call_loggers(trainer, "on_train_end")  # writes out what they hold
-        collector.collect_evaluated("evaluation, after training")
-        trainer.save_model()
-        if is_main:
-            facts = {
-                **source.settings,
-                "model": EMBEDDED if options.model is None else options.model,
-                "algorithm": options.algorithm,
-                "command": shlex.join([PROGRAM, *arguments]),
-                "evaluated_on": evaluated_on,
-                "total_seconds": round(time.perf_counter() - started, 2),
-            }
-            write_results(trainer, collector, facts, before, after)
+        if files.results:
+            print_results(files.results, folder)
     return 0
 
 
@@ -254,32 +232,6 @@ def make_trainer(
     return trainer, evaluated_on
 
 
-def evaluate(trainer: StepGRPOTrainer) -> dict[str, Any]:
-    """Return the figures of an evaluation: under "" those of the environments for training.
-
-    Of several environments, also those of each under its name; nothing without evaluation tasks.
-    """
-    if trainer.eval_dataset is None:
-        return {}
-    # otherwise TensorBoard and trackio would start another run elsewhere; harmless when repeated
-    _call_loggers(trainer, "on_train_begin")
-    trainer.evaluate()
-    played = [(t.env, t.task_id, t.success, t.return_) for t in trainer.trajectories["eval"]]
-    episodes = pd.DataFrame(gather_object(played), columns=["env", "task", "success", "return"])
-    # Accelerate repeats the first tasks to fill the last batch: they count once
-    number = episodes.groupby(["env", "task"]).cumcount()
-    episodes = episodes[number < trainer.num_generations_eval]
-    tables = {"": episodes}
-    if (evaluated := trainer.evaluated) is not None:
-        tables = {"": episodes[~episodes["env"].isin(evaluated.variants)]}
-        tables |= {str(name): own for name, own in episodes.groupby("env")}
-    return {
-        name: {**own[["success", "return"]].mean().to_dict(), "num_episodes": len(own)}
-        for name, own in tables.items()
-        if len(own)
-    }
-
-
 def check_loggers(config: Any) -> None:
     """Check that the loggers of ``report_to`` are installed; set ``run_name`` if it is not."""
     with refused_settings():
@@ -288,15 +240,6 @@ def check_loggers(config: Any) -> None:
         if logger in LOGGERS:
             require_extra("loggers", f"--report_to {logger}", logger)
     config.run_name = config.run_name or Path(config.output_dir).name
-
-
-def _call_loggers(trainer: Any, event: str) -> None:
-    for callback in trainer.callback_handler.callbacks:
-        if isinstance(callback, tuple(LOGGERS.values())):
-            getattr(callback, event)(
-                trainer.args, trainer.state, trainer.control, model=trainer.model,
-                processing_class=trainer.processing_class,
-            )  # fmt: skip
 
 
 def parse_arguments(arguments: Sequence[str]) -> tuple[TrainArguments, StepGRPOConfig]:

@@ -8,22 +8,23 @@ writes a page.
 import contextlib
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+import gymnasium as gym
 from transformers.hf_argparser import HfArg
 
 from agent_envs.core.async_bridge import resolve
 from agent_envs.core.command_line import json_object
 from agent_envs.core.replay import replay
-from agent_envs.errors import ConfigurationError, DataError, ReplayError
+from agent_envs.errors import AgentEnvsError, ConfigurationError, DataError, ReplayError
 from agent_trainers.cli.arguments import parse, run_command
-from agent_trainers.cli.environments import DEFAULT_ENV, evaluation_defaults, inspect_environment
+from agent_trainers.cli.environments import add_working_directory, inspect_environment
 from agent_trainers.monitoring.report import write_trajectory_page
 from agent_trainers.monitoring.trajectory_samples import TrajectorySample
 from agent_trainers.rollout.environments import MakeEnv, TextEnv
-from agent_trainers.trajectory import Trajectory, load_trajectories
+from agent_trainers.trajectory import TRAJECTORIES_FILE, Trajectory, load_trajectories
 
 PROGRAM: Final = "python -m agent_trainers.experimental.diagnose"
 MAX_PLANS: Final = 32
@@ -38,10 +39,12 @@ _ACTION_CHARS: Final = 48
 class DiagnoseArguments:
     """Options of the command."""
 
-    trajectories: str = HfArg(help="File of episodes, as agent-r1-eval --trajectories writes it.")
-    env: str = HfArg(default=DEFAULT_ENV, help="Gymnasium id of their environment.")
+    trajectories: str = HfArg(help="File of episodes, or the folder of a run.")
+    env: str | None = HfArg(
+        default=None, help="Gymnasium id of their environment; by default that of each episode."
+    )
     env_kwargs: str | None = HfArg(
-        default=None, help="Its keyword arguments as JSON; by default those of agent-r1-eval."
+        default=None, help="Its keyword arguments as JSON, instead of the recorded ones."
     )
 
 
@@ -69,24 +72,28 @@ def run(arguments: Sequence[str]) -> None:
         "from its states.",
     )
     path = Path(options.trajectories)
+    path = path / TRAJECTORIES_FILE if path.is_dir() else path
     failed = _read_failed(path)
-    kwargs = evaluation_defaults(options.env)
-    if tool_format := failed[0][1].transitions[0].info.get("tool_format"):
-        kwargs = {**kwargs, "tool_format": tool_format}
-    kwargs = {**kwargs, **json_object(options.env_kwargs, "--env_kwargs")}
-    make_env = inspect_environment(options.env, kwargs).make_env
+    kwargs = json_object(options.env_kwargs, "--env_kwargs")
+    add_working_directory()
+    if options.env is not None:
+        inspect_environment(options.env, kwargs)
+    failed = [
+        (number, replace(t, env_id=options.env, env_kwargs=kwargs))
+        if options.env else (number, replace(t, env_kwargs=t.env_kwargs | kwargs))
+        for number, t in failed
+    ]  # fmt: skip
+    diagnoses = diagnose_by_oracle(None, [each for _, each in failed])
     samples = [
         TrajectorySample(label=f"row {number}", trajectory=found.trajectory, diagnosis=found)
-        for (number, _), found in zip(
-            failed, diagnose_by_oracle(make_env, [each for _, each in failed]), strict=True
-        )
+        for (number, _), found in zip(failed, diagnoses, strict=True)
     ]
     stem = path.with_name(path.name.removesuffix(".gz").removesuffix(".jsonl") + ".diagnosis")
-    title = f"Which step lost it? {options.env}"
+    title = f"Which step lost it? {', '.join({each.env_id: 0 for _, each in failed})}"
     write_trajectory_page(f"{stem}.html", samples, tokenizer=None, title=title)
     for sample in samples:
         task_id = sample.trajectory.task_id
-        sys.stdout.write(f"{sample.label}, {task_id}: {_describe(sample.diagnosis)}\n")
+        sys.stdout.write(f"{sample.label}, {task_id:.40}: {_describe(sample.diagnosis)}\n")
     num_named = sum(sample.diagnosis.lost_step is not None for sample in samples)
     sys.stdout.write(f"{len(samples)} failed episodes, {num_named} with a named step\n")
     sys.stdout.write(f"Page of all steps: {stem}.html\n")
@@ -119,22 +126,26 @@ def _describe(diagnosis: Diagnosis) -> str:
     return f"lost at {lost + 1} of {len(steps)}, {action[:_ACTION_CHARS]}"
 
 
-def diagnose_by_oracle(make_env: MakeEnv, trajectories: Sequence[Trajectory]) -> list[Diagnosis]:
+def diagnose_by_oracle(
+    make_env: MakeEnv | None, trajectories: Sequence[Trajectory]
+) -> list[Diagnosis]:
     """Try the task's reference actions from the states of failed episodes.
 
     At a state the oracle asks for ``reference_actions()`` and tries every suffix of them. A state
     from which one succeeds, and all states before it, can still be won. An episode in which the
     environment raises or differs from the recording is not diagnosed; see its note.
 
+    Without `make_env` each episode gets the environment that it was recorded in.
+
     Raises:
-        ConfigurationError: If the environment has no ``reference_actions()``.
-        ReplayError: If no episode can be replayed.
+        ConfigurationError: If an environment has no ``reference_actions()``.
+        AgentEnvsError: If no environment can be made, or no episode replayed.
     """
     errors: list[BaseException] = []
     diagnoses: list[Diagnosis] = []
     for trajectory in trajectories:
         try:
-            with contextlib.closing(make_env()) as env:
+            with contextlib.closing(make_env() if make_env else trajectory.make_env()) as env:
                 diagnoses.append(_diagnose(env, trajectory))
         except ConfigurationError:
             raise
@@ -142,7 +153,9 @@ def diagnose_by_oracle(make_env: MakeEnv, trajectories: Sequence[Trajectory]) ->
             note = f"{type(error).__name__}: {error}"
             diagnoses.append(Diagnosis(trajectory=trajectory, note=note))
             errors.append(error)
-    if len(errors) == len(trajectories) and isinstance(errors[0], ReplayError):
+    if len(errors) == len(trajectories) and isinstance(
+        errors[0], (AgentEnvsError, gym.error.Error)
+    ):
         raise errors[0]
     return diagnoses
 

@@ -108,7 +108,7 @@ def run(arguments: Sequence[str]) -> None:
     is_tiny = critic.body.config.get_text_config().vocab_size < _TINY_VOCABULARY
     learning_rate = options.learning_rate or (1e-3 if is_tiny else 1e-5)
     epochs = fit(critic, train, choice, epochs=options.epochs, learning_rate=learning_rate, rng=rng)
-    errors = list(tqdm(epochs, total=options.epochs, desc="training", unit="epoch"))
+    errors = list(tqdm(epochs, total=options.epochs, desc="training", unit="epoch", disable=None))
     measured = measure(critic, test)
     critic.body.config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

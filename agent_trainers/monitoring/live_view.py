@@ -1,4 +1,4 @@
-"""The progress of a run: a live panel in a terminal or notebook, a plain bar elsewhere."""
+"""The progress of a run: a live panel in a terminal or notebook, lines elsewhere."""
 
 import contextlib
 import datetime
@@ -27,6 +27,7 @@ BLOCKS: Final = "▁▂▃▄▅▆▇█"
 CURVE_WIDTH: Final = 40
 MAX_TERMS: Final = 8
 MAX_ENVS: Final = 16
+MAX_LINES: Final = 100
 _SUCCESS: Final = re.compile(r"(?=env/|eval_)(?P<evaluated>eval_)?(env/(?P<env>[^/]+)/)?success")
 NUMBERS: Final = (
     ("episodes/mean_turns", "turns", "{:.1f}"),
@@ -218,24 +219,33 @@ def _failures(logs: Mapping[str, float]) -> Text:
     return Text.assemble(("failures  ", "dim"), ("   ".join(found), "red"))
 
 
-class PlainProgress(ProgressCallback):  # type: ignore[misc]
-    """transformers' bar with success, return and turns of the last batch, without a line a step."""
+class PlainProgress(TrainerCallback):  # type: ignore[misc]
+    """Prints a line of metrics for each evaluation, and for about `MAX_LINES` steps of a run."""
 
-    def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Open no bar: an evaluation is a single batch."""
+    def __init__(self) -> None:
+        self._started, self._first_step = time.perf_counter(), 0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._started, self._first_step = time.perf_counter(), state.global_step
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any
     ) -> None:
-        logs = logs or {}
+        step, last, logs = state.global_step, state.max_steps, logs or {}
+        prefix = "eval_" if "eval_loss" in logs else ""
+        is_due = prefix or ("loss" in logs and (step % -(-last // MAX_LINES) == 0 or step == last))
+        if not (is_due and state.is_world_process_zero):
+            return
         names = {"success": "success", "reward": "return", "episodes/mean_turns": "turns"}
-        shown = {label: f"{logs[name]:.2f}" for name, label in names.items() if name in logs}
-        if self.training_bar is not None and shown:
-            self.training_bar.set_postfix(shown)
+        names |= {} if prefix else {"loss": "loss", "grad_norm": "gradient"}
+        shown = [f"{names[n]} {logs[prefix + n]:.3f}" for n in names if prefix + n in logs]
+        seconds = time.perf_counter() - self._started
+        left = seconds / max(1, step - self._first_step) * (last - step)
+        shown += ["evaluated"] if prefix else [duration(seconds), f"{duration(left)} left"]
+        sys.stderr.write(f"step {step}/{last}: {', '.join(shown)}\n")
 
     def close(self) -> None:
-        if self.training_bar is not None:
-            self.training_bar.close()
+        """Do nothing."""
 
 
 def show_in_notebook(trainer: Any) -> None:

@@ -137,6 +137,16 @@ def choose(trajectories: Sequence[Trajectory], count: int) -> list[int]:
     return chosen[:count]
 
 
+def siblings(trajectories: Sequence[Trajectory], order: Sequence[int]) -> list[int]:
+    """Return the members of the group whose returns differ most, in the given order."""
+    groups: dict[str, list[int]] = {}
+    for i in order:
+        groups.setdefault(trajectories[i].group_id, []).append(i)
+    returns = {group: [trajectories[i].return_ for i in own] for group, own in groups.items()}
+    spread = {group: max(values) - min(values) for group, values in returns.items()}
+    return groups[max(spread, key=spread.__getitem__)] if groups else []
+
+
 def trained_samples(
     record: BatchRecord,
     chosen: Sequence[int],

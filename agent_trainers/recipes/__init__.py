@@ -60,7 +60,15 @@ def find_turn_length(model: str) -> tuple[int, Path] | None:
     return None
 
 
-def _settings_of(model: str) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+def find_environment(model: str | None) -> tuple[Mapping[str, Any], Path | None]:
+    """Return the settings that name the environment or program of a model, and their file."""
+    for path, settings in _settings_of(model):
+        if any(settings.get(name) for name in ("env", "envs", "program")):
+            return settings, path
+    return {}, None
+
+
+def _settings_of(model: str | None) -> Iterator[tuple[Path, Mapping[str, Any]]]:
     """Yield the settings files of a model's folder, then of the model its run began with."""
     began_with: Any = model
     for _ in range(MAX_RUNS):

@@ -12,7 +12,7 @@ import numpy as np
 from agent_envs.errors import ConfigurationError
 from agent_trainers.policies.policy import Schemas
 from agent_trainers.policies.rendering import ChatRenderer
-from agent_trainers.rollout.environments import MakeEnv, template_tools
+from agent_trainers.rollout.environments import MakeEnv, describe_env, template_tools
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
 
 
@@ -63,6 +63,9 @@ def play_reference(
                 metrics=dict(info.get("metrics", {})),
                 timings={},
                 stop_reason=StopReason.ANSWERED,
+                **describe_env(env),
+                task=task,
+                seed=task,
             )
             yield retell(played, renderer, tools)
     finally:

@@ -1,5 +1,6 @@
 """Environments of a rollout: a pool that reuses them, and checks of the values they return."""
 
+import json
 import logging
 import reprlib
 from collections import defaultdict
@@ -23,6 +24,7 @@ from pydantic import (
 
 from agent_envs.wrappers.awaited import awaited
 from agent_trainers.policies.policy import Policy
+from agent_trainers.trajectory import plain_value
 
 TextEnv = gym.Env[str, str]
 MakeEnv = Callable[[], TextEnv]
@@ -63,6 +65,23 @@ class EnvPool:
             except (Exception, SystemExit):  # noqa: BLE001 - foreign code; its episodes are over
                 _log.warning("An environment failed to close.", exc_info=True)
         self._idle.clear()
+
+
+def describe_env(env: TextEnv) -> dict[str, Any]:
+    """Return ``env_id`` and ``env_kwargs`` of a trajectory; nothing if `gym.make` made no `env`."""
+    if (spec := env.unwrapped.spec) is None:
+        return {}
+    kwargs, limit = dict(spec.kwargs), None
+    if env.has_wrapper_attr("_max_episode_steps"):
+        limit = env.get_wrapper_attr("_max_episode_steps")
+    if limit != getattr(gym.registry.get(spec.id), "max_episode_steps", None):
+        kwargs["max_episode_steps"] = limit
+    env_id, entry = spec.id, spec.entry_point
+    if spec.namespace != "AgentR1":  # the module that registers it is part of its id
+        module = entry.split(":")[0] if isinstance(entry, str) else entry.__module__
+        env_id = f"{module}:{env_id}"
+    text = json.dumps(kwargs, default=plain_value, skipkeys=True)
+    return {"env_id": env_id, "env_kwargs": json.loads(text)}
 
 
 def template_tools(info: dict[str, Any]) -> list[dict[str, Any]] | None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from agent_envs.core.async_bridge import resolve
 from agent_trainers.policies.policy import Generation, GenerationRequest, Usage
-from agent_trainers.rollout.environments import TextEnv, read_step, template_tools
+from agent_trainers.rollout.environments import TextEnv, describe_env, read_step, template_tools
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
 
 MAX_ACTION_CHARS: Final = 2_000
@@ -143,6 +143,7 @@ class Episode:
             final_prompt_ids=list(self.final_prompt_ids),
             step_seconds=self.step_seconds[1 : 1 + len(self.transitions)],
             env=self.spec.env,
+            **(describe_env(self.env) if hasattr(self, "env") else {}),
             task=self.spec.task,
             seed=self.spec.seed,
             start=self.start,

@@ -11,6 +11,7 @@ from tqdm.auto import tqdm
 
 from agent_envs.scoring import pass_at_k
 from agent_envs.scoring.answers import normalize_answer
+from agent_envs.scoring.statistics import mean_interval, share_interval
 from agent_trainers.policies import Policy, Usage
 from agent_trainers.rollout.collector import Collector, Rollout
 from agent_trainers.rollout.environments import MakeEnv
@@ -28,6 +29,8 @@ class Evaluation:
     """Means over the scorable episodes, ``success`` among them."""
     pass_at_k: dict[int, float]
     """For each k, the chance that one of k samples of a task succeeds, over all tasks."""
+    intervals: dict[str, tuple[float, float]]
+    """95 % confidence interval of each metric and of ``pass@k``, over tasks; none of one task."""
     num_failed: int
     """Episodes that are not scorable."""
     usage: Usage
@@ -73,17 +76,43 @@ def evaluate(
     specs = plan_samples(tasks, samples_per_task, seed)
     with (
         contextlib.closing(rollout),
-        tqdm(total=len(specs), desc="evaluating", unit="episode") as bar,
+        tqdm(total=len(specs), desc="evaluating", unit="episode", disable=None) as bar,
     ):
         trajectories = rollout.collect(specs, lambda _: bar.update())
     scored = [trajectory for trajectory in trajectories if trajectory.is_scorable]
+    records = [{"return": t.return_, **t.metrics} for t in scored]
+    metrics = means(records)
+    values = {n: [(t.group_id, r[n]) for t, r in zip(scored, records, strict=True) if n in r]
+              for n in metrics}  # fmt: skip
+    solved = {k: _pass_at_k(scored, k) for k in ks}
+    values |= {f"pass@{k}": list(by_task.items()) for k, by_task in solved.items()}
+    intervals = {name: confidence_interval(pairs) for name, pairs in values.items()}
     return Evaluation(
         trajectories=trajectories,
-        metrics=means([{"return": t.return_, **t.metrics} for t in scored]),
-        pass_at_k={k: _pass_at_k(scored, k) for k in ks},
+        metrics=metrics,
+        pass_at_k={
+            k: float(np.mean([*own.values()])) if own else float("nan") for k, own in solved.items()
+        },
+        intervals={name: found for name, found in intervals.items() if found is not None},
         num_failed=len(trajectories) - len(scored),
         usage=sum((Usage(**trajectory.usage) for trajectory in trajectories), Usage()),
     )
+
+
+def confidence_interval(values: Sequence[tuple[str, float]]) -> tuple[float, float] | None:
+    """Return the 95 % interval of a mean of pairs of task and value, None of a single task.
+
+    Of shares of successes it is exact, else Student's t over the means of tasks.
+    """
+    by_task: dict[str, list[float]] = {}
+    for task, value in values:
+        by_task.setdefault(task, []).append(value)
+    if len(by_task) < 2:
+        return None
+    shares = [float(np.mean(own)) for own in by_task.values()]
+    is_share = {value for _, value in values} <= {0.0, 1.0}
+    found = share_interval(shares, len(values)) if is_share else mean_interval(shares)
+    return found.low, found.high
 
 
 def means(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -92,12 +121,11 @@ def means(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: float(np.mean([r[name] for r in records if name in r])) for name in names}
 
 
-def _pass_at_k(trajectories: Sequence[Trajectory], k: int) -> float:
+def _pass_at_k(trajectories: Sequence[Trajectory], k: int) -> dict[str, float]:
     outcomes: dict[str, list[bool]] = {}
     for trajectory in trajectories:
         outcomes.setdefault(trajectory.group_id, []).append(trajectory.success)
-    values = [pass_at_k(len(o), sum(o), k) for o in outcomes.values() if len(o) >= k]
-    return float(np.mean(values)) if values else float("nan")
+    return {task: pass_at_k(len(o), sum(o), k) for task, o in outcomes.items() if len(o) >= k}
 
 
 def choose_by_majority(attempts: Sequence[Trajectory]) -> int:

@@ -122,8 +122,8 @@ def training_rows(
 ) -> Dataset:
     """Return the rows that TRL's sampler goes through, one per group of `num_groups` in the run.
 
-    At least `min_rows`, the groups of a batch: the sampler drops incomplete batches. Rows of a
-    mixture only count groups: a `TaskSampler` chooses their tasks.
+    At least `min_rows`, the groups of a batch, since the sampler drops incomplete batches: fewer
+    tasks are repeated. Rows of a mixture only count groups: a `TaskSampler` chooses their tasks.
     """
     if given is not None:
         if source.names:
@@ -131,10 +131,14 @@ def training_rows(
                 "train_dataset holds tasks of one environment, but the run trains in several. "
                 "Leave it out, and list the tasks of an environment: {id: ..., tasks: [0, 1]}."
             )
-        return check_rows("train_dataset", given)
-    if source.num_tasks is not None:
-        num_rows = max(source.num_tasks, min_rows if source.names else 0)
-        return Dataset.from_dict({"task": list(range(num_rows))})
+        if len(check_rows("train_dataset", given)) >= min_rows:
+            return given
+    if given is not None or source.num_tasks is not None:
+        tasks = list(range(source.num_tasks or 0)) if given is None else given["task"]
+        if not tasks:
+            raise ConfigurationError("There are no tasks to train on: the data has no rows.")
+        num_rows = max(len(tasks), min_rows)
+        return Dataset.from_dict({"task": [tasks[i % len(tasks)] for i in range(num_rows)]})
     if num_groups is None:
         raise ConfigurationError(
             "The environment's tasks are endless: set max_steps, or pass a train_dataset with a "

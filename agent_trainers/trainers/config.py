@@ -85,9 +85,17 @@ _REFUSALS: Final[tuple[tuple[str, tuple[Any, ...], str], ...]] = (
     ("max_tool_calling_iterations", (None,), "use gym.make(..., max_episode_steps=N)"),
 )
 _RANGES: Final[tuple[tuple[str, Callable[[float], bool], tuple[str, ...]], ...]] = (
-    ("in [0, 1]", lambda x: 0 <= x <= 1, ("gamma", "lam")),
-    ("in (0, 1]", lambda x: 0 < x <= 1, ("max_fault_share",)),
-    ("at least 0", lambda x: x >= 0, ("seed", "max_extra_groups", "critic_warmup_steps")),
+    ("in [0, 1]", lambda x: 0 <= x <= 1, ("gamma", "lam", "min_p", "lora_dropout")),
+    ("in (0, 1]", lambda x: 0 < x <= 1, ("max_fault_share", "top_p")),
+    ("in [0, 1)", lambda x: 0 <= x < 1, ("adam_beta1", "adam_beta2")),
+    (
+        "at least 0",
+        lambda x: x >= 0,
+        (
+            "seed", "max_extra_groups", "critic_warmup_steps", "beta", "epsilon", "epsilon_high",
+            "weight_decay", "max_grad_norm", "top_k", "warmup_steps",
+        ),
+    ),
     ("a number, at least 0", lambda x: 0 <= x < math.inf, ("learning_rate",)),
     (
         "at least 1",
@@ -95,7 +103,8 @@ _RANGES: Final[tuple[tuple[str, Callable[[float], bool], tuple[str, ...]], ...]]
         (
             "per_device_train_batch_size", "per_device_eval_batch_size", "max_length",
             "gradient_accumulation_steps", "max_prompt_length", "max_tokens_per_micro_batch",
-            "max_completion_length",
+            "max_completion_length", "num_generations", "num_generations_eval", "num_iterations",
+            "steps_per_generation", "generation_batch_size",
         ),
     ),
     (
@@ -103,7 +112,8 @@ _RANGES: Final[tuple[tuple[str, Callable[[float], bool], tuple[str, ...]], ...]]
         lambda x: x > 0,
         (
             "step_timeout", "episode_timeout", "temperature", "value_coef", "value_clip_range",
-            "critic_learning_rate",
+            "critic_learning_rate", "repetition_penalty", "delta", "adam_epsilon", "save_steps",
+            "eval_steps", "logging_steps", "num_train_epochs",
         ),
     ),
 )  # fmt: skip
@@ -223,12 +233,12 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
             if callable(given := getattr(self, option)):
                 setattr(self, option, import_path(given, kind=option))
         follow_the_machine(self)
+        check_ranges(self)  # some would be divided by
         super().__post_init__()
         for option, names in (
             ("importance_sampling_level", RATIO_LEVELS), ("loss_denominator", DENOMINATORS),
         ):  # fmt: skip
             lookup(dict.fromkeys(names), getattr(self, option), kind=option)
-        check_ranges(self)
         self._check_functions()
         for option, supported, reason in _REFUSALS:
             if (value := getattr(self, option)) not in supported:

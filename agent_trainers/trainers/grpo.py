@@ -199,11 +199,20 @@ class StepGRPOTrainer(ResumableTrainer):
     # Overrides of TRL and transformers
 
     def train(self, *arguments: Any, **options: Any) -> Any:
-        """Train, and close the environments. Relies on: called once per run."""
+        """Train, and close the environments; no optimiser step at all is an error.
+
+        Relies on: called once per run.
+        """
         try:
-            return super().train(*arguments, **options)
+            output = super().train(*arguments, **options)
         finally:
             self.rollouts.close()
+        if self.state.global_step == 0:
+            raise ConfigurationError(
+                "No optimiser step was taken. Check max_steps, num_train_epochs and the number of "
+                "tasks."
+            )
+        return output
 
     def evaluate(self, *arguments: Any, **options: Any) -> Any:
         """Evaluate, and close the environments unless training continues with them.

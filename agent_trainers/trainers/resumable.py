@@ -36,7 +36,7 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
     _staging: Path | None = None
     _resume_path: str | None = None
     _seconds_before = 0.0
-    _started = 0.0
+    started = 0.0
 
     def last_checkpoint(self) -> str | None:
         """Return the newest undamaged checkpoint in the output folder, if any; collective."""
@@ -57,7 +57,7 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
     @property
     def training_seconds(self) -> float:
         """Seconds spent in `train`, including those before the run was resumed."""
-        return self._seconds_before + (time.perf_counter() - self._started if self._started else 0)
+        return self._seconds_before + (time.perf_counter() - self.started if self.started else 0)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **options: Any) -> Any:
         """Train; with `resume_from_checkpoint` True, from the newest undamaged checkpoint."""
@@ -73,11 +73,11 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
                 "older one, or use --resume, which takes the newest undamaged one."
             )
         self._resume_path = resume_from_checkpoint or None
-        self._started = time.perf_counter()
+        self.started = time.perf_counter()
         try:
             return super().train(self._resume_path, **options)
         finally:
-            self._seconds_before, self._started = self.training_seconds, 0.0
+            self._seconds_before, self.started = self.training_seconds, 0.0
 
     def _run_epoch(self, **options: Any) -> None:
         """Restore the order of tasks of a resumed epoch; skip a run that is over.

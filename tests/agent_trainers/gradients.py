@@ -15,6 +15,22 @@ def assert_close(found, expected):
     assert difference <= TOLERANCE * scale, f"{difference:.3g} of {scale:.3g}"
 
 
+def assert_same_update(start, found, expected):
+    """Assert that two trainings moved the weights alike.
+
+    Adam divides a gradient by its size, so rounding moves weights without a gradient by up to the
+    learning rate: only the whole update can be compared.
+    """
+    names = [name for name in expected if name in start]
+    moved = torch.cat([(expected[name] - start[name]).flatten() for name in names])
+    apart = torch.cat([(found[name] - expected[name]).flatten() for name in names])
+    assert moved.norm() > 0
+    assert apart.norm() <= 0.01 * moved.norm()
+    for name in expected.keys() - start.keys():  # of a critic, whose start is not known
+        difference = (found[name] - expected[name]).norm()
+        assert difference <= 0.01 * expected[name].norm(), name
+
+
 def each_by_itself(*columns):
     """In place of `group_rows`: no rows are taken to be equal."""
     numbers = list(range(len(columns[0])))

@@ -1,5 +1,6 @@
 """Multi-hop questions about procedural worlds, without a download."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
@@ -168,12 +169,14 @@ class _Family(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The family's part of a task's id, without `top_k`, which does not change the task."""
+        """The family's part of a task's id: a digest if it is long, without `top_k`."""
         extras = f"-outdated{self.outdated:g}" if self.outdated else ""
         several = f"-{self.questions}q" if self.questions > 1 else ""
         hops = "or".join(map(str, self.hops))
         about = f"-{'or'.join(self.starts)}" if self.starts != ("film",) else ""
-        return f"synthetic-{'or'.join(self.variants)}-{hops}hop{about}{several}{extras}"
+        label = f"synthetic-{'or'.join(self.variants)}-{hops}hop{about}{several}{extras}"
+        digest = hashlib.blake2b(label.encode(), digest_size=4).hexdigest()
+        return label if len(label) <= 25 else f"synthetic-{digest}"
 
 
 @lru_cache(maxsize=256)  # a group of episodes shares a world

@@ -1,3 +1,4 @@
+import gymnasium as gym
 import pytest
 
 from agent_envs import ConfigurationError, UnknownNameError, View
@@ -95,3 +96,37 @@ def test_the_result_of_a_custom_context_is_checked(shown):
 def test_wrong_options_are_refused(options):
     with pytest.raises((ConfigurationError, UnknownNameError)):
         make_context(options)
+
+
+def latest(history):
+    """A context policy that others can import."""
+    return history.messages[-2:]
+
+
+class Latest:
+    """The same with an option."""
+
+    def __init__(self, count=2):
+        self.count = count
+
+    def __call__(self, history):
+        return history.messages[-self.count :]
+
+
+def brief(env, event):
+    """A reward term that others can import."""
+    return float(len(event.text) < 10)
+
+
+@pytest.mark.parametrize("context", ["latest", "Latest", {"name": "Latest", "count": 2}])
+def test_context_and_reward_term_may_be_import_paths_as_on_a_command_line(context):
+    if isinstance(context, str):
+        context = f"{__name__}:{context}"
+    else:
+        context = {**context, "name": f"{__name__}:{context['name']}"}
+    rewards = {"exact_match": 1.0, f"{__name__}:brief": 0.5}
+    env = gym.make("AgentR1/SyntheticArithmetic-v0", context=context, rewards=rewards)
+    env.reset(seed=0)
+    *_, info = env.step("hello")
+    assert len(info["messages"]) == 2
+    assert info["reward_terms"] == {"exact_match": 0.0, "brief": 0.5}

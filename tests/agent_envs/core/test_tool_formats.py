@@ -205,9 +205,9 @@ BEGINNINGS = ("", "<tool_call>", "{", "Action: add\nAction Input: {", "<answer>"
 def test_hostile_texts_of_100_kb_are_parsed_fast_with_short_feedback(form):
     for number, token in enumerate((*TOKENS, "`", "``` ", "`\n", "<think>x</think>")):
         text = BEGINNINGS[number % len(BEGINNINGS)] + token * (100_000 // len(token))
-        started = time.perf_counter()
+        started = time.thread_time()
         action = form.parse(text, TOOLS)
-        assert time.perf_counter() - started < 3, token  # 0.1 s; what is quadratic takes 5
+        assert time.thread_time() - started < 3, token  # 0.1 s; what is quadratic takes 5
         assert len(action.message or "") < 1_000
     wrong = {f"{i}{'x' * 500}": i for i in range(200)}
     message = parse(form.write_call("add", wrong), form)["message"]

@@ -7,7 +7,7 @@ import pytest
 
 from agent_envs import DataError, Hub, MissingExtraError
 from agent_envs.data.records import read_records
-from agent_envs.data.sources import hub_source
+from agent_envs.data.sources import DatasetSpec, Source, hub_source
 
 ROWS = [{"a": 1}, {"a": "ü"}]
 EMPTY_GZIP = gzip.compress(b"", mtime=0)
@@ -78,3 +78,10 @@ def test_a_missing_library_names_the_extra(tmp_path, monkeypatch, read):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"pip install 'agent-r1\[data\]'.*'\.\[data\]'"):
         read(tmp_path)
+
+
+def test_an_error_of_a_custom_reader_names_file_and_row():
+    spec = DatasetSpec(read=lambda row, _: row["x"]["y"], form="A row has x.")
+    rows = Source("mine.jsonl", 0, lambda: [{"x": {"y": 1}}, {"x": 3}])
+    with pytest.raises(DataError, match=r"mine\.jsonl, row 2: TypeError.* A row has x\."):
+        spec.read_all(rows)

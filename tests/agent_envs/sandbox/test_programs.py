@@ -165,7 +165,7 @@ def test_nothing_outlives_a_host_that_is_killed(level, leaves_nothing):
         inside = processes_below(host.pid)
         assert len(inside) >= 3
         host.kill()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 100
     while any(Path(f"/proc/{pid}").exists() for pid in inside) and time.monotonic() < deadline:
         time.sleep(0.05)
     leaves_nothing()

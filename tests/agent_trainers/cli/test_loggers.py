@@ -55,10 +55,15 @@ def test_tensorboard_gets_every_figure_in_the_output_folder(folder, logged):
         events.Reload()
         for name in events.Tags()["scalars"]:
             found.setdefault(name, []).extend(events.Scalars(name))
+        for name in events.Tags()["tensors"]:
+            found.setdefault(name, []).extend(events.Tensors(name))
     for name in SHOWN:
         values = {event.step: event.value for event in found[f"train/{name}"]}
         assert values == pytest.approx({step: logged[step][name] for step in (1, 2)}, abs=1e-6)
     assert sorted(event.step for event in found["eval/success"]) == [0, 2]
+    tables = found["trajectories/text_summary"]  # of the first and the last step
+    assert [table.step for table in tables] == [1, 2]
+    assert b"tool_call" in tables[0].tensor_proto.string_val[0]
 
 
 def test_weights_and_biases_gets_every_figure_offline(folder):
@@ -67,6 +72,7 @@ def test_weights_and_biases_gets_every_figure_offline(folder):
     data = path.read_bytes()
     assert all(f"train/{name}".encode() in data for name in SHOWN)
     assert b"eval/success" in data
+    assert b"trajectories" in data
 
 
 def test_a_logger_that_is_not_installed_is_named_with_its_extra(tmp_path, monkeypatch):

@@ -1,16 +1,22 @@
+import json
 from types import SimpleNamespace
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 
+from agent_trainers import TINY_POLICY, StepGRPOConfig, StepGRPOTrainer
 from agent_trainers.batching.collate import collate
 from agent_trainers.batching.rows import make_rows
-from agent_trainers.cli.results import SampleCollector
+from agent_trainers.cli.evaluate import PolicyArguments, open_environment
+from agent_trainers.cli.results import RunFiles
 from agent_trainers.experimental.hack_watch import HackWatch
 from agent_trainers.monitoring.trajectory_samples import BatchRecord
 from agent_trainers.trajectory import StopReason, load_trajectories
 from tests.agent_trainers.made import trajectory, transition
+from tests.agent_trainers.short_run import SETTINGS
 
 
 class Words:
@@ -42,7 +48,7 @@ def collector(tmp_path):
             args=SimpleNamespace(output_dir=str(tmp_path)),
             processing_class=Words(),
         )
-        return SampleCollector(trainer, "A run", every)
+        return RunFiles(trainer, "A run", every=every)
 
     return make
 
@@ -75,4 +81,27 @@ def test_samples_are_of_some_steps_and_the_page_has_the_first_and_the_newest(col
     assert labels == ["training, step 1", "training, step 30", "training, step 35",
                       "evaluation, after training"]  # fmt: skip
     first = [s.trajectory.success for s in collected.samples if s.label == "training, step 1"]
-    assert first == [False, True, False, True]  # in turn, not all of one kind
+    assert first[:4] == [False, True, False, True]  # in turn, not all of one kind
+
+
+def test_a_python_program_gets_the_files_of_the_launcher_from_one_callback(tmp_path):
+    settings = SETTINGS | {"output_dir": str(tmp_path), "advantage_estimator": "grpo_step"}
+    trainer = StepGRPOTrainer(
+        model=str(TINY_POLICY),
+        env=lambda: gym.make("AgentR1/SyntheticMultiHop-v0", hops=1),
+        args=StepGRPOConfig(**settings),
+        eval_dataset=Dataset.from_dict({"task": [0, 1, 2, 3]}),
+    )
+    trainer.add_callback(RunFiles(trainer))
+    trainer.train()
+    names = {"results.json", "learning_curve.png", "trajectories.html", "model.safetensors"}
+    assert names <= {path.name for path in tmp_path.iterdir()}
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert (results["env_kwargs"], results["steps"]) == ({"hops": 1}, 1)
+    for name in ("success_before", "success_after"):
+        low, high = results[f"{name}_interval"]
+        assert 0 <= low <= results[name] <= high <= 1
+    environment, _ = open_environment(PolicyArguments(model=str(tmp_path)))
+    assert environment.env_kwargs == {"hops": 1}
+    # and the files are those of one run
+    assert {t.env_id for t in load_trajectories(tmp_path)} == {results["env"]}

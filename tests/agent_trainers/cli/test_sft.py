@@ -14,6 +14,7 @@ from agent_trainers.cli import evaluate, sft
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.rollout.demonstrations import play_reference
 from agent_trainers.trajectory import load_trajectories
+from tests.agent_trainers.gradients import TOLERANCE
 
 ID = "AgentR1/SyntheticMultiHop-v0"
 
@@ -38,7 +39,7 @@ def test_the_loss_is_that_of_the_rows_of_reinforcement_learning(
     tensors = collate(rows, tokenizer.pad_token_id)
     ours = -(forward_rows(trainer.model, tensors).logprobs * tensors["tool_mask"]).sum()
     ours = (ours / tensors["tool_mask"].sum()).item()
-    assert theirs == pytest.approx(ours, abs=1e-6)
+    assert theirs == pytest.approx(ours, rel=TOLERANCE)
 
 
 def test_rows_that_are_too_long_are_left_out_whole_and_counted(demonstrations):

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from agent_envs import ConfigurationError, DataError
 from agent_envs.errors import AgentEnvsError, RolloutError
-from agent_trainers.cli import evaluate
+from agent_trainers.cli import evaluate, train
 from agent_trainers.cli.launch import launch_command
 from agent_trainers.monitoring.metrics_log import read_metrics
 from agent_trainers.recipes import ACCELERATE_CONFIGS
@@ -49,7 +49,7 @@ def test_a_resumed_run_has_the_results_and_metrics_of_the_whole_run(
     (copy / "results.json").unlink()
     if step == 2:
         shutil.rmtree(copy / "checkpoint-4")
-    run_train(copy, *FOUR_STEPS, "--resume")
+    train.run(["--resume", "--output_dir", str(copy)])  # the folder has all else
     assert f"Resuming from {copy / f'checkpoint-{step}'}." in capsys.readouterr().err
     for name in ("success_before", "success_after", "return_after", "steps"):
         assert results_of(whole)[name] == results_of(copy)[name]
@@ -75,13 +75,15 @@ def test_a_run_leaves_results_curve_page_trajectories_and_a_checkpoint(whole, tm
     measured = json.loads(output.read_text(encoding="utf-8"))
     assert measured["num_tasks"] == 3
     assert set(measured["pass_at_k"]) == {"1", "2"}
-    assert measured["env_kwargs"] == {"split": "test"}
+    assert measured["env_kwargs"] == {**results["env_kwargs"], "split": "test"}
     assert len(load_trajectories(episodes)) == 6
     shown = capsys.readouterr().out
     assert "6 episodes, 0 errors" in shown
 
 
 def test_a_finished_run_is_not_replaced_until_overwrite_is_given(copy, tmp_path, run_train):
+    with pytest.raises(ConfigurationError, match="is finished, so there is nothing to resume"):
+        run_train(copy, *FOUR_STEPS, "--resume")
     brief = ["--num_eval_tasks", "0", "--seed", "1", "--max_steps", "1"]
     before = (copy / "model.safetensors").read_bytes()
     with pytest.raises(ConfigurationError, match="contains a finished run"):
@@ -127,20 +129,26 @@ def test_a_run_in_which_everything_fails_ends_with_the_error(tmp_path, run_train
     assert not (tmp_path / "model.safetensors").exists()
 
 
-def test_tasks_that_cannot_be_trained_on_are_refused(tmp_path, hotpot_file, run_train):
+def test_fewer_tasks_than_groups_are_repeated(tmp_path, run_train):
     rows = [{"question": f"{i} + 1", "answer": f"#### {i + 1}"} for i in range(3)]
     sums = tmp_path / "sums.jsonl"
     sums.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    model = ["--model", save_model(tmp_path / "model", "qwen2_5"), "--num_eval_tasks", "0",
-             "--per_device_train_batch_size", "32", "--max_completion_length", "4"]  # fmt: skip
-    for env, data, options, message in (
-        ("GSM8K", sums, model, "(?i)batch"),  # fewer tasks than a batch needs
-        ("HotpotQA", hotpot_file, [], "first states are unknown.*tiny_policy"),
-        ("HotpotQA", "none", [], "none"),
-    ):
-        task = ["--env", f"AgentR1/{env}-v0", "--env_kwargs", json.dumps({"data": str(data)})]
+    run_train(
+        tmp_path / "run", "--model", save_model(tmp_path / "model", "qwen2_5"), "--env",
+        "AgentR1/GSM8K-v0", "--env_kwargs", json.dumps({"data": str(sums)}), "--max_steps", "1",
+        "--per_device_train_batch_size", "16", "--max_completion_length", "4",
+        "--num_eval_tasks", "0",
+    )  # fmt: skip
+    played = load_trajectories(tmp_path / "run")
+    assert len({t.group_id for t in played}) == 4  # groups
+    assert len({t.task_id for t in played}) == 3
+
+
+def test_tasks_that_cannot_be_trained_on_are_refused(tmp_path, hotpot_file, run_train):
+    for data, message in ((hotpot_file, "first states are unknown.*tiny_policy"), ("none", "none")):
+        task = ["--env", "AgentR1/HotpotQA-v0", "--env_kwargs", json.dumps({"data": str(data)})]
         with pytest.raises((ConfigurationError, DataError), match=message):
-            run_train(tmp_path / "run", *task, *options)
+            run_train(tmp_path / "run", *task)
     assert not (tmp_path / "run" / "results.json").exists()
 
 

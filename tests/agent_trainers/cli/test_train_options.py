@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import sys
 
 import pytest
@@ -55,6 +56,13 @@ WRONG = {
         (["--tasks", "t.jsonl"], "--tasks does nothing without --program"),
         (["--program", "a:run"], "--program needs --tasks"),
         (["--program", "a:run", "--env", TOOLS], "--env is for environments"),
+        (["--config", "twice.yaml"], "twice.yaml: is not valid YAML: 'max_steps' is given twice"),
+        (["--num_generations", "0"], "num_generations must be at least 1, not 0"),
+        (["--epsilon", "nan"], "epsilon must be at least 0, not nan"),
+        (["--save_steps", "-3"], "save_steps must be positive"),
+        (["--program", "number:x", "--tasks", "t.jsonl"], "'number:x' is no function or class: 3"),
+        (["--env_kwargs", '{"context": "number:x"}'], "context 'number:x' is no function"),
+        (["--model", "damaged"], "header too small"),
         (["--lora_alpha", "8"], "--lora_alpha does nothing without --lora_r"),
     ],
     sft: [
@@ -81,6 +89,7 @@ WRONG = {
 def wrong_inputs(tmp_path, monkeypatch):
     """Work in a folder with files that the commands refuse."""
     files = {
+        "twice.yaml": "max_steps: 3\nmax_steps: 4", "number.py": "x = 3", "t.jsonl": '{"q": 1}',
         "broken.yaml": "a: [1\nb: }", "typo.yaml": "learning_rat: 1",
         "number.yaml": "num_generations: 4.5", "raises.py": "raise RuntimeError('no licence')",
         "finished/settings.json": "{}", "finished/results.json": "{}", "project/README.md": "{}",
@@ -88,6 +97,8 @@ def wrong_inputs(tmp_path, monkeypatch):
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).write_text(text, encoding="utf-8")
+    shutil.copytree(TINY_POLICY, tmp_path / "damaged")
+    (tmp_path / "damaged" / "model.safetensors").write_bytes(b"cut")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
 

@@ -175,6 +175,21 @@ def test_failed_episodes_are_named_in_table_figures_and_page(lost, capsys):
     assert "<script" not in page
 
 
+def test_a_trajectory_file_is_diagnosed_without_any_other_argument(lost, capsys):
+    kwargs = {"hops": 1, "split": "test"}
+    table = functools.partial(gym.make, "AgentR1/SyntheticTable-v0")
+    hop = functools.partial(gym.make, "AgentR1/SyntheticMultiHop-v0", max_episode_steps=2, **kwargs)
+    recorded = [play(["nothing"] * 9, make_env, task=7) for make_env in (hop, table)]
+    save_trajectories("mixed.jsonl", recorded)
+    assert recorded[0].env_kwargs == {**kwargs, "max_episode_steps": 2}
+    diagnose(["mixed.jsonl"])
+    printed = capsys.readouterr().out
+    assert "lost at 2 of 2" in printed  # each within its own turn limit
+    assert "lost at 6 of 6" in printed
+    with pytest.raises(ReplayError, match="the replayed messages"):
+        diagnose(["mixed.jsonl", "--env_kwargs", '{"hops": 3}'])
+
+
 @pytest.mark.parametrize(("arguments", "message"), [
     ((), "required: --trajectories"),
     (("missing.jsonl",), "cannot be read (No such file or directory)"),

@@ -26,6 +26,7 @@ from agent_trainers.trainers.batch_builder import build_batch
 from agent_trainers.trainers.config import StepPPOConfig
 from agent_trainers.trainers.ppo import CriticModel, StepPPOTrainer, save_critic
 from agent_trainers.trajectory import StopReason, save_trajectories
+from tests.agent_trainers.gradients import TOLERANCE
 from tests.agent_trainers.made import trajectory, transition
 
 ID = "AgentR1/SyntheticMultiHop-v0"
@@ -84,7 +85,7 @@ def test_a_value_does_not_depend_on_what_is_read_beside_it(critic, tokenizer, mo
     together = value.values(sequences)
     monkeypatch.setattr(values, "MAX_TOKENS", 1)
     alone = [value.values([sequence])[0] for sequence in sequences]
-    assert together == pytest.approx(alone, abs=1e-5)
+    assert together == pytest.approx(alone, abs=TOLERANCE)
     assert len(set(np.round(together, 4))) == 3
 
 
@@ -144,7 +145,7 @@ def test_the_calibration_error_is_the_distance_of_bins_from_what_came_true():
 def test_a_saved_value_is_the_same_when_it_is_loaded(folder, critic, tokenizer, tiny_policy):
     sequences = [[5, 6], [5, 6, 7]]
     expected = ProcessValue(critic, ChatRenderer(tokenizer)).values(sequences)
-    assert ProcessValue.load(folder).values(sequences) == pytest.approx(expected, abs=1e-6)
+    assert ProcessValue.load(folder).values(sequences) == pytest.approx(expected, abs=TOLERANCE)
     with pytest.raises(ConfigurationError, match=r"experimental\.values"):
         ProcessValue.load(tiny_policy)
 
@@ -169,7 +170,7 @@ def test_the_critic_of_a_run_is_a_process_value_and_begins_with_one(
 
     def assert_same(saved):
         found = trainer.values(batch.tensors)[0, 0].item()
-        assert ProcessValue.load(saved).values([state]) == pytest.approx([found], abs=1e-5)
+        assert ProcessValue.load(saved).values([state]) == pytest.approx([found], abs=TOLERANCE)
         assert abs(found) > 1e-3  # a critic that knows nothing says 0
 
     if kind == "value":
@@ -190,7 +191,7 @@ def test_as_a_potential_it_adds_up_to_the_value_of_the_first_state(folder):
         *_, info = env.step(action)
         terms.append(info["reward_terms"]["shaping"])
     # A solved task ends in a state that counts as 0: the additions sum to -potential(s_0).
-    assert sum(terms) == pytest.approx(-first, abs=1e-5)
+    assert sum(terms) == pytest.approx(-first, abs=TOLERANCE)
     assert len({round(term, 5) for term in terms}) == len(terms)
 
 
@@ -205,7 +206,7 @@ def test_as_a_reward_term_it_is_what_the_action_adds_before_anybody_knows_what_i
     action = env.unwrapped.reference_actions()[0]
     before, after = value.values([state, [*state, *renderer.turn_ids(action)]])
     *_, info = env.step(action)
-    assert info["reward_terms"]["gain"] == pytest.approx(0.5 * (after - before), abs=1e-6)
+    assert info["reward_terms"]["gain"] == pytest.approx(0.5 * (after - before), abs=TOLERANCE)
 
 
 def test_a_value_is_trained_and_searched_with(played, tmp_path, monkeypatch, capsys):

@@ -12,7 +12,7 @@ from agent_trainers.policies.policy import ScriptedPolicy
 from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.trajectory import StopReason
 from tests.agent_trainers.gateway.programs import as_it_came, chat, client_of, play, streamed
-from tests.agent_trainers.gradients import assert_close, gradient, micro_batches
+from tests.agent_trainers.gradients import TOLERANCE, assert_close, gradient, micro_batches
 
 ID = "AgentR1/SyntheticMultiHop-v0"
 TASKS = [task for task in range(3) for _ in range(4)]
@@ -67,7 +67,7 @@ def test_an_episode_is_the_same_in_process_and_through_the_gateway(played, in_pr
             assert one.final_prompt_ids == other.final_prompt_ids
         for a, b in zip(one.transitions, other.transitions, strict=True):
             assert a.logprobs.dtype == np.float32
-            np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-5)
+            np.testing.assert_allclose(a.logprobs, b.logprobs, rtol=TOLERANCE, atol=TOLERANCE)
 
 
 def responses(client, **options):

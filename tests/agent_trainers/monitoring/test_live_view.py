@@ -131,7 +131,7 @@ def test_a_resumed_run_shows_earlier_curves_and_other_processes_show_nothing():
 
 
 @pytest.mark.parametrize(("is_terminal", "kind"), [(True, LiveView), (False, PlainProgress)])
-def test_a_terminal_gets_the_live_view_and_everything_else_a_plain_bar(
+def test_a_terminal_gets_the_live_view_and_everything_else_lines(
     monkeypatch, capsys, is_terminal, kind
 ):
     def console(stderr):
@@ -147,7 +147,7 @@ def test_a_terminal_gets_the_live_view_and_everything_else_a_plain_bar(
         shown.on_step_end(None, state(1), None)
         shown.on_log(None, state(1), None, logs=dict(LOGS))
         shown.on_train_end(None, state(4), None)
-        assert "success=0.25" in capsys.readouterr().err
+        assert capsys.readouterr().err.startswith("step 1/4: success 0.250, return 0.500")
     shown.close()
 
 

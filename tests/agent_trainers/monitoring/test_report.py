@@ -126,3 +126,14 @@ def test_the_learning_curve_is_a_picture(tmp_path, history):
     path = tmp_path / "curve.png"
     plot_learning_curve(path, history, before=0.05, after=0.97)
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_page_filters_by_outcome_task_and_group(page):
+    first = sample()
+    lost = replace(first.trajectory, task_id="Task-1", group_id="h", metrics={"success": 0.0})
+    text = page(first, replace(first, trajectory=lost), first)
+    for wanted in ("solved t0 g0", "failed t1 g1"):
+        assert f'class="card {wanted}"' in text
+    for name in ("<option>task-1</option><option>Task-1</option>", "<option>h</option>"):
+        assert name in text
+    assert "#task option:nth-child(3):checked) .card:not(.t1) { display: none; }" in text

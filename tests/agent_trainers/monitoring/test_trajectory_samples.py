@@ -9,6 +9,7 @@ from agent_trainers.batching.rows import make_rows
 from agent_trainers.monitoring.trajectory_samples import (
     BatchRecord,
     choose,
+    siblings,
     state_change,
     step_tokens,
 )
@@ -117,3 +118,10 @@ def test_failures_and_successes_of_different_groups_come_first(played):
     assert choose(batch, 3) == [0, 4, 3]
     assert sorted(choose(batch, 99)) == [0, 1, 2, 3, 4]
     assert choose([], 4) == []
+
+
+def test_the_group_that_differs_most_is_shown_whole():
+    made = [trajectory(transition(reward=r), group_id=g)
+            for g, r in (("a", 0.5), ("b", 0.0), ("a", 0.5), ("b", 1.0), ("b", 0.2))]  # fmt: skip
+    assert siblings(made, choose(made, 5)) == [1, 3, 4]
+    assert siblings([], []) == []

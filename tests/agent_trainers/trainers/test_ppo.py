@@ -14,6 +14,7 @@ from agent_trainers.batching.per_token import credit_masks, sort_by_step
 from agent_trainers.trainers.batch_builder import build_batch
 from agent_trainers.trainers.ppo import StepPPOTrainer
 from agent_trainers.trajectory import StopReason
+from tests.agent_trainers.gradients import TOLERANCE
 
 ID = "AgentR1/SyntheticMultiHop-v0"
 
@@ -43,7 +44,7 @@ def test_a_value_is_that_of_the_state_before_its_token(make_trainer, played):
     masks = credit_masks(rows, actions_only=True)
     num_steps = [len(t.transitions) for t in played[:2]]
     step_values = sort_by_step(rows, masks, values.cpu().numpy(), num_steps)
-    assert step_values[0][1][0] == pytest.approx(expected.item(), abs=1e-5)
+    assert step_values[0][1][0] == pytest.approx(expected.item(), rel=TOLERANCE, abs=TOLERANCE)
     assert len(step_values[0][1]) == len(transition.completion_ids)
 
 

@@ -1,0 +1,62 @@
+"""The environment and the tasks that ``agent-r1-eval`` takes from the folder of a run."""
+
+import json
+import shutil
+import sys
+
+import gymnasium as gym
+import pytest
+
+from agent_envs import ConfigurationError
+from agent_trainers import TINY_POLICY
+from agent_trainers.cli.environments import hold_out
+from agent_trainers.cli.evaluate import PolicyArguments, open_environment
+from tests.agent_trainers.cli.test_train import OWN_ENVIRONMENT
+
+HOP = "AgentR1/SyntheticMultiHop-v0"
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Make the folder of a run with these settings; its environment has ten tasks."""
+    text = OWN_ENVIRONMENT.replace("class Own(gym.Env):", "class Own(gym.Env):\n    num_tasks = 10")
+    (tmp_path / "ten_tasks.py").write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield lambda **settings: _make_run(tmp_path / "run", settings)
+    gym.registry.pop("Mine/Own-v0", None)
+    sys.modules.pop("ten_tasks", None)
+
+
+def _make_run(folder, settings):
+    shutil.copytree(TINY_POLICY, folder)
+    (folder / "settings.json").write_text(json.dumps(settings))
+    return folder
+
+
+def opened(folder, is_training=False, **options):
+    options = PolicyArguments(model=str(folder), **options)
+    environment, tasks = open_environment(options, is_training=is_training)
+    return options.env, environment.env_kwargs, tasks
+
+
+def test_a_run_is_evaluated_on_its_held_out_tasks_and_collected_on_the_others(run):
+    env, kwargs = "ten_tasks:Mine/Own-v0", {"target": "red"}
+    folder = run(env=env, env_kwargs=kwargs, eval_env_kwargs={}, num_eval_tasks=200, seed=5)
+    split = hold_out(10, 200, 5)
+    assert opened(folder) == (env, kwargs, split.eval)
+    assert opened(folder, is_training=True, num_tasks=3) == (env, kwargs, split.train[:3])
+    assert opened(folder, env=env, env_kwargs='{"target": "blue"}')[1] == {"target": "blue"}
+    assert opened(folder, env=HOP, num_tasks=2) == (HOP, {}, [0, 1])  # another environment
+
+
+def test_the_arguments_of_evaluation_and_the_choice_among_several_environments(run):
+    table = "AgentR1/SyntheticTable-v0"
+    members = [{"id": HOP, "kwargs": {"hops": 1}, "eval_kwargs": {"split": "test"}, "name": "one"},
+               {"id": table, "kwargs": {}}]  # fmt: skip
+    folder = run(env=None, envs=members, num_eval_tasks=4, seed=5)
+    with pytest.raises(ConfigurationError, match="choose one by --env one, SyntheticTable-v0"):
+        opened(folder)
+    assert opened(folder, env="one", num_tasks=2) == (HOP, {"hops": 1, "split": "test"}, [0, 1])
+    assert opened(folder, env="one", is_training=True, num_tasks=1) == (HOP, {"hops": 1}, [0])
+    assert opened(folder, env=HOP, env_kwargs='{"hops": 2}')[1] == {"hops": 2, "split": "test"}
