@@ -88,6 +88,8 @@ class Environment(NamedTuple):
     """Another environment of the benchmark whose initial policy this one takes."""
     num_episodes: int = 128
     """Episodes of a training batch."""
+    learning_rate: float = 1e-3
+    """That of the training run that gives the stages."""
 
 
 ENVIRONMENTS: Final[Mapping[str, Environment]] = {
@@ -95,6 +97,7 @@ ENVIRONMENTS: Final[Mapping[str, Environment]] = {
     "long horizon": Environment(
         LONG_HORIZON, make_start=_make_by_reward,
         num_episodes=32,  # batches of 128 are only three updates here
+        learning_rate=3e-4,  # with more, one update jumps over the middle stage
     ),
     "arithmetic": Environment(
         "AgentR1/SyntheticArithmetic-v0",
@@ -109,7 +112,8 @@ ENVIRONMENTS: Final[Mapping[str, Environment]] = {
         make_start=partial(_make_own, p_correct_turn=0.1),
     ),
     "long horizon, outcome": Environment(
-        LONG_HORIZON, {"rewards": {"all_correct": 1.0}}, start_of="long horizon", num_episodes=32
+        LONG_HORIZON, {"rewards": {"all_correct": 1.0}}, start_of="long horizon",
+        num_episodes=32, learning_rate=3e-4,
     ),
 }  # fmt: skip
 
@@ -204,7 +208,8 @@ def measure_batch(cell: Any, environment: Environment, start: Path, folder: Path
 
 def train(environment: Environment, start: Path, folder: Path, *, seed: int, budget: int) -> None:
     """Train for `budget` environment steps and save a folder for each stage after the first."""
-    trainer, steps = _make_trainer(environment, start, folder, seed, budget, learning_rate=1e-3)
+    rate = environment.learning_rate
+    trainer, steps = _make_trainer(environment, start, folder, seed, budget, learning_rate=rate)
     stages = SaveStages(trainer, start, folder, steps)
     trainer.add_callback(stages)
     trainer.train()
