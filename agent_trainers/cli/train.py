@@ -94,7 +94,11 @@ class TrainArguments(ProgramArguments, ModelArguments):
     frozen_roles: list[str] | None = HfArg(
         default=None, help="Roles of a program that the model acts in without training on them."
     )
-    algorithm: str = HfArg(default="grpo_step", help=f"One of {', '.join(PRESETS)}.")
+    algorithm: str = HfArg(
+        default="grpo_step",
+        help=f"One of {', '.join(PRESETS)}. Start with grpo_step; try gagpo or gigpo where "
+        "episodes of a group see the same observations, grpo where only the outcome is rewarded.",
+    )
     num_eval_tasks: int = HfArg(
         default=200,
         help="Evaluation tasks of each environment. Without eval_env_kwargs or eval_tasks they "
