@@ -116,6 +116,7 @@ def measure_steps(settings: Settings, *, has_slow_tools: bool = False) -> dict[s
         options = settings.trainer_options | {
             "num_generations": settings.num_generations, "max_steps": rounds, "output_dir": folder,
             "per_device_train_batch_size": num_episodes, "save_strategy": "no",
+            "steps_per_generation": 1,
             "num_eval_tasks": 0, "lr_scheduler_type": "constant", "warmup_steps": 0,
         }  # fmt: skip
         arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]

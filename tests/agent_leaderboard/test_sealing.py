@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import importlib.util
 import json
 import re
 from collections import Counter
@@ -195,13 +196,11 @@ def test_tasks_of_packages_are_sealed_by_their_files(name):
 
 def test_without_its_package_an_environment_is_not_replayed(small_run, monkeypatch):
     """As `verify` meets it: the environment says what to install."""
-    from agent_envs.envs.functions import bfcl
-
-    monkeypatch.setattr(bfcl.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     found = read_run(small_run)
     claimed = dataclasses.replace(
         found.manifest.environment("table"), slug="bfcl", id="AgentR1/BFCL-v0", kwargs={},
         is_text_public=False,
     )  # fmt: skip
-    with pytest.raises(MissingExtraError, match="needs bfcl-eval"):
+    with pytest.raises(MissingExtraError, match="and then: pip install --no-deps bfcl-eval"):
         list(_check_environment(claimed, dataclasses.replace(found, tasks={"bfcl": []}), None))

@@ -23,6 +23,7 @@ def run(tmp_path, monkeypatch):
     (tmp_path / "ten_tasks.py").write_text(text, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
+    gym.registry.pop("Mine/Own-v0", None)  # other tests register another environment by this id
     yield lambda **settings: _make_run(tmp_path / "run", settings)
     gym.registry.pop("Mine/Own-v0", None)
     sys.modules.pop("ten_tasks", None)

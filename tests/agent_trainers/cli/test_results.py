@@ -45,6 +45,7 @@ def collector(tmp_path):
             last_batch=BatchRecord(trajectories=played, rows=rows, tensors=tensors),
             current_logprobs=lambda: np.full((len(rows), 1), np.log(2.0)),
             accelerator=SimpleNamespace(is_main_process=True),
+            callback_handler=SimpleNamespace(callbacks=[]),
             args=SimpleNamespace(output_dir=str(tmp_path)),
             processing_class=Words(),
         )
