@@ -67,7 +67,7 @@ def plot_learning_curve(
             steps, values = zip(*points, strict=True)
             axes.plot(steps, values, color=colour, alpha=0.25, linewidth=1)
             axes.plot(steps, _smooth(values), color=colour, linewidth=2, label=label)
-    last = max((entry["step"] for entry in entries), default=0)
+    last = max((entry.get("step", 0) for entry in history), default=0)  # not all log a reward
     measured = [(step, value) for step, value in ((0, before), (last, after)) if value is not None]
     if measured:
         steps, values = zip(*measured, strict=True)
