@@ -198,7 +198,7 @@ class Trajectory:
 ROLE_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 """Valid name of a role of a program."""
 TRAJECTORIES_FILE: Final = "trajectories.jsonl.gz"
-"""The file of a run's folder."""
+"""Name of the trajectory file in a run folder."""
 SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".parquet")
 
 

@@ -110,9 +110,9 @@ class Claim(NamedTuple):
     """arXiv number."""
     claimed: str
     better: Sequence[str]
-    """Arms that should be better on average,"""
+    """Arms whose mean success should be higher."""
     other: Sequence[str]
-    """than these."""
+    """Arms that they are compared with."""
 
 
 def _main_effect(factor: int, claimed: str) -> Claim:

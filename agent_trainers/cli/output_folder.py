@@ -101,7 +101,25 @@ def open_run(
         yield begin
 
 
-def resumed_arguments(folder: Path, arguments: Sequence[str]) -> list[str]:
+def read_arguments(
+    make_parser: Callable[[Sequence[str]], Any], arguments: Sequence[str]
+) -> tuple[Sequence[str], Any, Any]:
+    """Return arguments, their parser and their values; with ``--resume`` also those of the run.
+
+    Args:
+        make_parser: Returns the parser for a command line.
+        arguments: The given command line.
+    """
+    parser = make_parser(arguments)
+    values = parser.read(arguments)
+    if values.resume:
+        arguments = _resumed_arguments(Path(values.output_dir), arguments)
+        parser = make_parser(arguments)
+        values = parser.read(arguments)
+    return arguments, parser, values
+
+
+def _resumed_arguments(folder: Path, arguments: Sequence[str]) -> list[str]:
     """Return the command line of the run in a folder, with `arguments` in place of its options."""
     try:
         settings = json.loads((folder / RUN_SETTINGS).read_text(encoding="utf-8"))

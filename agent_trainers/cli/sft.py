@@ -24,7 +24,7 @@ from agent_trainers.cli.arguments import CommandParser, notifier, read_config, r
 from agent_trainers.cli.environments import DEFAULT_ENV, first_tasks, inspect_environment
 from agent_trainers.cli.launch import Interrupted, StopRequests
 from agent_trainers.cli.model_options import ModelArguments, model_path, refused_settings
-from agent_trainers.cli.output_folder import COMMAND, open_run, resumed_arguments, settings_of
+from agent_trainers.cli.output_folder import COMMAND, open_run, read_arguments, settings_of
 from agent_trainers.cli.train import check_loggers
 from agent_trainers.monitoring.live_view import show_progress
 from agent_trainers.monitoring.metrics_log import MetricsLog
@@ -92,12 +92,7 @@ def make_parser(arguments: Sequence[str]) -> CommandParser:
 
 def run(arguments: Sequence[str]) -> None:
     """Train on demonstrations."""
-    parser = make_parser(arguments)
-    values = parser.read(arguments)
-    if values.resume:
-        arguments = resumed_arguments(Path(values.output_dir), arguments)
-        parser = make_parser(arguments)
-        values = parser.read(arguments)
+    arguments, parser, values = read_arguments(make_parser, arguments)
     options, config = parser.build(values)
     check_loggers(config)
     env_kwargs = json_object(options.env_kwargs, "--env_kwargs")

@@ -42,12 +42,7 @@ from agent_trainers.cli.launch import (
     supervise,
 )
 from agent_trainers.cli.model_options import EMBEDDED, ModelArguments, model_path, refused_settings
-from agent_trainers.cli.output_folder import (
-    COMMAND,
-    open_run,
-    resumed_arguments,
-    settings_of,
-)
+from agent_trainers.cli.output_folder import COMMAND, open_run, read_arguments, settings_of
 from agent_trainers.cli.results import LOGGERS, RunFiles, dry_run, print_results
 from agent_trainers.monitoring.live_view import show_progress
 from agent_trainers.policies.models import keep_to_one_thread, load_tokenizer
@@ -131,12 +126,7 @@ class TrainArguments(ProgramArguments, ModelArguments):
 
 def run(arguments: Sequence[str]) -> int:
     """Train in this process, or in the processes that it starts; return the exit code."""
-    parser = make_parser(arguments)
-    values = parser.read(arguments)
-    if values.resume:  # what is not given is that of the run
-        arguments = resumed_arguments(Path(values.output_dir), arguments)
-        parser = make_parser(arguments)
-        values = parser.read(arguments)
+    arguments, parser, values = read_arguments(make_parser, arguments)
     command = launch_command(
         values.num_processes, values.accelerate_config, "agent_trainers.cli.train", arguments
     )

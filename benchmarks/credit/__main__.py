@@ -22,7 +22,7 @@ from agent_trainers.cli.arguments import check_range, parse, run_command
 from agent_trainers.cli.environments import add_working_directory
 from benchmarks.credit.report import write_report
 from benchmarks.credit.scores import all_estimators, rows_of
-from benchmarks.credit.true_advantages import load_batches, save_batches
+from benchmarks.credit.true_advantages import folder_of, load_batches, save_batches
 from benchmarks.grid import Grid, Result
 
 PROGRAM: Final = "python -m benchmarks.credit"
@@ -81,8 +81,7 @@ class Cell(NamedTuple):
     @property
     def key(self) -> str:
         """Path of its results in the work folder."""
-        environment = "".join(c if c.isalnum() else "_" for c in self.environment)
-        return f"{environment}/{self.stage}-{self.seed}"
+        return f"{folder_of(self.environment)}/{self.stage}-{self.seed}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -23,11 +23,12 @@ class Products(NamedTuple):
     """Inner products between gradients of the groups of a batch, (n, n) each."""
 
     own: Array
-    """Of the estimator's, divided by their mean square norm so that each batch counts the same."""
+    """Products of the estimator's gradients, divided by their mean square norm so that each batch
+    counts the same."""
     cross: Array
-    """Of the estimator's, so divided, with the true ones."""
+    """Products of these divided gradients with the true ones."""
     true: Array
-    """Of the true ones."""
+    """Products of the true gradients."""
 
 
 def compress(gram: Array) -> tuple[Array, float]:

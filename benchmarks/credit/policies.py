@@ -5,9 +5,7 @@ checkpoints of the run of `STAGES_ALGORITHM`, which is part of the benchmark any
 """
 
 import contextlib
-import fcntl
 import json
-import math
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -17,14 +15,14 @@ from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+from filelock import FileLock
 from transformers import TrainerCallback
 
 import agent_envs  # noqa: F401 - registers the environments
 from agent_envs.core.tool_env import ENDLESS
 from agent_envs.data.files import write_json
 from agent_trainers import TINY_POLICY
-from agent_trainers.cli.environments import inspect_environment, read_source
-from agent_trainers.cli.train import make_trainer, parse_arguments
+from agent_trainers.cli.environments import inspect_environment
 from agent_trainers.policies.local import transformers_policy
 from agent_trainers.policies.models import load_model, load_tokenizer
 from agent_trainers.recipes import MODEL_RECIPE, find_turn_length
@@ -32,15 +30,15 @@ from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.tiny_policy.make import EnvironmentSource, make_tiny_policy, write_recipe
 from benchmarks.credit.measure import FittedCritic, Measurement
-from benchmarks.credit.true_advantages import CreditBatch, save_batches
+from benchmarks.credit.true_advantages import CreditBatch, folder_of, save_batches
 from benchmarks.learning_run import (
     LONG_HORIZON,
     MAX_NEW_TOKENS,
     MULTI_HOP,
     EnvironmentStepBudget,
-    train_options,
+    LearningRun,
+    prepare,
 )
-from benchmarks.trl_peer import batch_of
 
 STAGES_ALGORITHM: Final = "grpo"
 STAGES: Final[Mapping[str, float]] = {"middle": 0.4, "late": 0.7}
@@ -59,13 +57,23 @@ def _make_by_reward(environment: "Environment", folder: Path) -> None:
 
     It solves none of the long horizon's before, and most runs would learn nothing.
     """
-    trainer, steps = _make_trainer(
-        environment, Path(TINY_POLICY), folder, 2, 2400,
-        learning_rate=2e-3, until=PRETRAINED_SUCCESS,
+    run = LearningRun(
+        method=STAGES_ALGORITHM, seed=2, budget=2400, num_tasks=0, columns=(), env=environment.env,
+        env_kwargs=environment.kwargs, learning_rate=2e-3, num_episodes=environment.num_episodes,
     )  # fmt: skip
+    train_until(run, PRETRAINED_SUCCESS, folder)
+
+
+def train_until(run: LearningRun, success: float, folder: Path) -> None:
+    """Train until a batch has this success; save the policy with a recipe.
+
+    Raises:
+        RuntimeError: If no batch has it within the budget.
+    """
+    trainer, steps = prepare(run, folder, until=success)
     trainer.train()
-    if steps.curve[-1][1] < PRETRAINED_SUCCESS:
-        raise RuntimeError(f"No batch reached a success of {PRETRAINED_SUCCESS:.0%}: {steps.curve}")
+    if steps.curve[-1][1] < success:
+        raise RuntimeError(f"No batch reached a success of {success:.0%}: {steps.curve}")
     shutil.rmtree(folder / "trainer")
     trainer.model.save_pretrained(folder)
     trainer.processing_class.save_pretrained(folder)
@@ -89,7 +97,7 @@ class Environment(NamedTuple):
     num_episodes: int = 128
     """Episodes of a training batch."""
     learning_rate: float = 1e-3
-    """That of the training run that gives the stages."""
+    """Learning rate of the training run that gives the stages."""
 
 
 ENVIRONMENTS: Final[Mapping[str, Environment]] = {
@@ -123,11 +131,6 @@ def find_environment(name: str) -> Environment:
     return ENVIRONMENTS[name] if name in ENVIRONMENTS else Environment(name)
 
 
-def folder_of(name: str) -> str:
-    """Return the name of an environment's folder."""
-    return "".join(c if c.isalnum() else "_" for c in name)
-
-
 def make_start(name: str, work: Path) -> Path:
     """Return the folder of an environment's initial policy; make it if necessary."""
     environment = find_environment(name)
@@ -149,8 +152,7 @@ def _making(folder: Path, result: Path) -> Iterator[Path | None]:
     One process at a time: others wait.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder.with_name(f"{folder.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with FileLock(folder.with_name(f"{folder.name}.lock")):
         if result.exists():
             yield None
             return
@@ -208,31 +210,19 @@ def measure_batch(cell: Any, environment: Environment, start: Path, folder: Path
 
 def train(environment: Environment, start: Path, folder: Path, *, seed: int, budget: int) -> None:
     """Train for `budget` environment steps and save a folder for each stage after the first."""
-    rate = environment.learning_rate
-    trainer, steps = _make_trainer(environment, start, folder, seed, budget, learning_rate=rate)
+    run = LearningRun(
+        method=STAGES_ALGORITHM, seed=seed, budget=budget, num_tasks=0, columns=(),
+        env=environment.env, env_kwargs=environment.kwargs, num_episodes=environment.num_episodes,
+        learning_rate=environment.learning_rate,
+        start=None if start == Path(TINY_POLICY) else str(start),
+    )  # fmt: skip
+    trainer, steps = prepare(run, folder)
     stages = SaveStages(trainer, start, folder, steps)
     trainer.add_callback(stages)
     trainer.train()
     stages.save_missing()
     shutil.rmtree(folder / "trainer", ignore_errors=True)
     write_json(folder / STAGES_FILE, {"curve": steps.curve, "stages": stages.saved})
-
-
-def _make_trainer(
-    environment: Environment, start: Path, folder: Path, seed: int, budget: int,
-    *, learning_rate: float, until: float = math.inf,
-) -> tuple[Any, EnvironmentStepBudget]:  # fmt: skip
-    own_policy = [] if start == Path(TINY_POLICY) else ["--model", str(start)]
-    options = train_options(
-        method=["--algorithm", STAGES_ALGORITHM, *own_policy], env=environment.env,
-        env_kwargs=environment.kwargs, seed=seed, budget=budget,
-        num_episodes=environment.num_episodes, folder=folder,
-    )  # fmt: skip
-    settings, config = parse_arguments([*options, "--learning_rate", str(learning_rate)])
-    trainer, _ = make_trainer(settings, config, read_source(settings))
-    steps = EnvironmentStepBudget(budget, partial(batch_of, trainer), until)
-    trainer.add_callback(steps)
-    return trainer, steps
 
 
 class SaveStages(TrainerCallback):  # type: ignore[misc] # transformers is untyped

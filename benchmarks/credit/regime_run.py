@@ -14,9 +14,10 @@ from transformers import TrainerCallback
 from agent_trainers.cli.environments import inspect_environment
 from agent_trainers.policies.local import transformers_policy
 from agent_trainers.policies.models import load_model, load_tokenizer
-from agent_trainers.recipes import MODEL_RECIPE, find_turn_length
+from agent_trainers.recipes import find_turn_length
 from agent_trainers.rollout.evaluation import evaluate_policy
-from agent_trainers.tiny_policy.make import EnvironmentSource, make_tiny_policy, write_recipe
+from agent_trainers.tiny_policy.make import EnvironmentSource, make_tiny_policy
+from benchmarks.credit.policies import train_until
 from benchmarks.learning_run import MAX_NEW_TOKENS, LearningRun, prepare
 
 NUM_START_TASKS: Final = 300
@@ -88,7 +89,11 @@ def _make_start(spec: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         unfinished = folder / "unfinished"
         shutil.rmtree(unfinished, ignore_errors=True)
         if spec["start"] in BY_REWARD:
-            _train_until(BY_REWARD[spec["start"]], seed, unfinished)
+            run = LearningRun(
+                method="grpo", seed=seed, budget=20_000, num_tasks=0, columns=(),
+                learning_rate=1e-4, num_episodes=64, env_kwargs={"max_episode_steps": 3},
+            )  # fmt: skip
+            train_until(run, BY_REWARD[spec["start"]], unfinished)
         else:
             source = EnvironmentSource(inspect_environment(spec["env"], spec["env_kwargs"]))
             make_tiny_policy(
@@ -98,21 +103,6 @@ def _make_start(spec: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     model, tokenizer = load_model(str(policy)), load_tokenizer(str(policy))
     own = spec["env"], spec["env_kwargs"]
     return {"success": _evaluate(model, tokenizer, policy, *own, NUM_START_TASKS)}
-
-
-def _train_until(success: float, seed: int, folder: Path) -> None:
-    spec = LearningRun(
-        method="grpo", seed=seed, budget=20_000, num_tasks=0, columns=(),
-        learning_rate=1e-4, num_episodes=64, env_kwargs={"max_episode_steps": 3},
-    )  # fmt: skip
-    trainer, steps = prepare(spec, folder, until=success)
-    trainer.train()
-    if steps.curve[-1][1] < success:
-        raise RuntimeError(f"No batch reached a success of {success:.0%}: {steps.curve}")
-    shutil.rmtree(folder / "trainer")
-    trainer.model.save_pretrained(folder)
-    trainer.processing_class.save_pretrained(folder)
-    write_recipe(folder / MODEL_RECIPE, MAX_NEW_TOKENS)
 
 
 def _train(run: LearningRun, folder: Path) -> dict[str, Any]:

@@ -36,10 +36,10 @@ from benchmarks.credit.regimes_report import (
     draw,
     regime_section,
     steps_to_half,
-    write_report,
 )
 from benchmarks.grid import Grid, Result
 from benchmarks.learning_run import LONG_HORIZON, MULTI_HOP, LearningRun
+from benchmarks.papers_table import write_page
 
 PROGRAM: Final = "python -m benchmarks.credit.regimes"
 TARGET_KL: Final = (0.01, 0.02)
@@ -292,7 +292,7 @@ def report(
         name: [asdict(found) for found in compare(arms, budgets[name])]
         for name, arms in outcomes.items()
     }
-    write_report(Path(options.output), sections, facts)
+    write_page(options.output, "regimes", facts, "\n\n".join(sections) + "\n")
     draw(Path(options.output) / "regimes.png", outcomes, budgets)
 
 

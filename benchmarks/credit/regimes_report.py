@@ -9,7 +9,6 @@ from typing import Any, Final, NamedTuple
 
 from scipy.special import stdtrit
 
-from agent_envs.data.files import write_json, write_text
 from agent_envs.scoring.statistics import (
     ALPHA,
     Interval,
@@ -19,6 +18,7 @@ from agent_envs.scoring.statistics import (
     paired_test,
 )
 from agent_leaderboard.report.visible_text import markdown_table
+from benchmarks.papers_table import too_few_seeds
 
 HALF: Final = 0.5
 POWER: Final = 0.8
@@ -66,10 +66,15 @@ def steps_to_half(curve: Sequence[Sequence[float]], num_episodes: int, window: i
     return None
 
 
+def counted_steps(outcome: Outcome, budget: int) -> int:
+    """Return the steps that an outcome counts with: at most the budget, which is that of never."""
+    return budget if outcome.steps is None else min(outcome.steps, budget)
+
+
 def compare(outcomes: Outcomes, budget: int) -> list[Comparison]:
     """Compare every arm with the baseline; a run that never got there counts as `budget`."""
     steps = {
-        arm: [[budget if o.steps is None else min(o.steps, budget) for o in row] for row in rows]
+        arm: [[counted_steps(outcome, budget) for outcome in row] for row in rows]
         for arm, rows in outcomes.items()
     }
     arms = [arm for arm in outcomes if arm != BASELINE]
@@ -107,12 +112,7 @@ def _detectable(differences: Sequence[float], num_tests: int) -> float:
 
 def mean_steps(rows: Sequence[Sequence[Outcome]], budget: int) -> Interval:
     """Estimate the mean steps to `HALF` over seeds, each the mean over start policies."""
-    return mean_interval(
-        [
-            statistics.fmean(budget if o.steps is None else min(o.steps, budget) for o in row)
-            for row in rows
-        ]
-    )
+    return mean_interval([statistics.fmean(counted_steps(o, budget) for o in row) for row in rows])
 
 
 def predictions(outcomes: Outcomes, budget: int, predicted: Sequence[tuple[str, str]]) -> list[str]:
@@ -175,17 +175,10 @@ def regime_section(
     else:
         held = all(one.p_value >= ALPHA for one in found)
         items.append(f"Predicted: all tie: {'held' if held else '**did not hold**'}.")
-    if 2.0 ** (1 - len(first)) * len(found) >= ALPHA:
+    if too_few_seeds(len(first), len(found)):
         items.append(f"{len(first)} seeds are too few for a significant difference here.")
     bullets = "\n".join(f"- {item}" for item in items)
     return f"## {name}\n\n{facts['description']}\n\n{markdown_table(header, lines)}\n\n{bullets}"
-
-
-def write_report(folder: Path, sections: Sequence[str], facts: Mapping[str, Any]) -> None:
-    """Write ``regimes.md`` and ``.json``."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "regimes.json", facts)
-    write_text(folder / "regimes.md", "\n\n".join(sections) + "\n")
 
 
 def draw(path: Path, outcomes: Mapping[str, Outcomes], budgets: Mapping[str, int]) -> None:

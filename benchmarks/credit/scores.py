@@ -109,7 +109,7 @@ class BatchSums(NamedTuple):
     own: Products | None
     """Inner products of the groups' gradients; None if the batch has none."""
     reference: Products | None
-    """Those of `grpo`."""
+    """Inner products of the gradients of `grpo`."""
 
 
 class _Sums:

@@ -112,6 +112,11 @@ def unpack(packed: Sequence[str]) -> npt.NDArray[np.float64]:
 _ADAPTER = TypeAdapter(CreditBatch)
 
 
+def folder_of(environment: str) -> str:
+    """Return the name of an environment's folder in the work folder."""
+    return "".join(c if c.isalnum() else "_" for c in environment)
+
+
 def save_batches(path: str | Path, batches: Iterable[CreditBatch]) -> None:
     """Write batches to a ``.jsonl`` or ``.jsonl.gz`` file, atomically."""
     lines = "".join(json.dumps(dataclasses.asdict(batch)) + "\n" for batch in batches).encode()
