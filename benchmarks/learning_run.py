@@ -8,6 +8,7 @@ import functools
 import json
 import math
 import re
+import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -82,6 +83,10 @@ class LearningRun:
     """Episodes per optimiser step."""
     are_branches_free: bool = False
     """Whether environment steps of branches do not count."""
+    until: float | None = None
+    """Success at which training ends before its budget is spent."""
+    window: int = 1
+    """Last episodes whose success counts for `until`, at least a batch."""
 
 
 class EnvironmentStepBudget(TrainerCallback):  # type: ignore[misc]
@@ -92,10 +97,18 @@ class EnvironmentStepBudget(TrainerCallback):  # type: ignore[misc]
     """
 
     def __init__(
-        self, budget: int, last_batch: Callable[[], tuple[int, float]], until: float = math.inf
+        self,
+        budget: int,
+        last_batch: Callable[[], tuple[int, float]],
+        until: float | None = None,
+        num_batches: int = 1,
     ) -> None:
-        """Count environment steps and success of each batch; success `until` also stops."""
-        self._budget, self._last_batch, self._until = budget, last_batch, until
+        """Count environment steps and success of each batch.
+
+        A mean success of the last `num_batches` of `until` also stops training.
+        """
+        self._budget, self._last_batch = budget, last_batch
+        self._until, self._num_batches = until, num_batches
         self.curve: list[tuple[int, float]] = []
         """Environment steps so far and success of the batch, per optimiser step."""
 
@@ -109,6 +122,14 @@ class EnvironmentStepBudget(TrainerCallback):  # type: ignore[misc]
         """Share of the budget spent; slightly above 1 at the end."""
         return self.num_steps / self._budget
 
+    @property
+    def has_succeeded(self) -> bool:
+        """Whether the success that stops training was reached."""
+        last = [success for _, success in self.curve[-self._num_batches :]]
+        if self._until is None or len(last) < self._num_batches:
+            return False
+        return statistics.fmean(last) >= self._until
+
     def on_step_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """Set the learning rate."""
         for group in objects["optimizer"].param_groups:
@@ -118,7 +139,7 @@ class EnvironmentStepBudget(TrainerCallback):  # type: ignore[misc]
         """Count the batch and stop when the budget is spent."""
         num_steps, success = self._last_batch()
         self.curve.append((self.num_steps + num_steps, success))
-        control.should_training_stop = self.share_spent >= 1.0 or success >= self._until
+        control.should_training_stop = self.share_spent >= 1.0 or self.has_succeeded
 
 
 class SampledTokens(Extension):
@@ -223,10 +244,8 @@ def train(spec: LearningRun, folder: Path) -> tuple[Any, dict[str, Any]]:
     return trainer.model, {"curve": budget.curve, "clip_ratio": sum(clipped) / len(clipped)}
 
 
-def prepare(
-    spec: LearningRun, folder: Path, until: float = math.inf
-) -> tuple[Any, EnvironmentStepBudget]:
-    """Return the trainer of a run, and the callback that ends it, also at a success of `until`."""
+def prepare(spec: LearningRun, folder: Path) -> tuple[Any, EnvironmentStepBudget]:
+    """Return the trainer of a run, and the callback that ends it."""
     method = ["--algorithm", "grpo" if spec.method == "trl" else spec.method]
     if spec.start is not None:
         method += ["--model", spec.start]
@@ -248,7 +267,8 @@ def prepare(
         tokens = SampledTokens()
         tokens.attach(trainer)
         last_batch = tokens.last_batch
-    budget = EnvironmentStepBudget(spec.budget, last_batch, until)
+    num_batches = math.ceil(spec.window / spec.num_episodes)
+    budget = EnvironmentStepBudget(spec.budget, last_batch, spec.until, num_batches)
     trainer.add_callback(budget)
     return trainer, budget
 

@@ -60,20 +60,21 @@ def _make_by_reward(environment: "Environment", folder: Path) -> None:
     run = LearningRun(
         method=STAGES_ALGORITHM, seed=2, budget=2400, num_tasks=0, columns=(), env=environment.env,
         env_kwargs=environment.kwargs, learning_rate=2e-3, num_episodes=environment.num_episodes,
+        until=PRETRAINED_SUCCESS,
     )  # fmt: skip
-    train_until(run, PRETRAINED_SUCCESS, folder)
+    train_until(run, folder)
 
 
-def train_until(run: LearningRun, success: float, folder: Path) -> None:
-    """Train until a batch has this success; save the policy with a recipe.
+def train_until(run: LearningRun, folder: Path) -> None:
+    """Train until the run's success is reached; save the policy with a recipe.
 
     Raises:
-        RuntimeError: If no batch has it within the budget.
+        RuntimeError: If it is not reached within the budget.
     """
-    trainer, steps = prepare(run, folder, until=success)
+    trainer, steps = prepare(run, folder)
     trainer.train()
-    if steps.curve[-1][1] < success:
-        raise RuntimeError(f"No batch reached a success of {success:.0%}: {steps.curve}")
+    if not steps.has_succeeded:
+        raise RuntimeError(f"Training did not reach a success of {run.until:.0%}: {steps.curve}")
     shutil.rmtree(folder / "trainer")
     trainer.model.save_pretrained(folder)
     trainer.processing_class.save_pretrained(folder)

@@ -22,8 +22,6 @@ from benchmarks.learning_run import MAX_NEW_TOKENS, LearningRun, prepare
 
 NUM_START_TASKS: Final = 300
 """Held-out tasks on which a start policy is evaluated."""
-NUM_TASKS: Final = 100
-"""Held-out tasks of the evaluation after training."""
 START_SEED: Final = 1000
 """Added to the number of a start policy: no run has its seed."""
 BY_REWARD: Final[Mapping[str, float]] = {"nine questions": 0.5, "multi-hop": 0.06}
@@ -92,17 +90,26 @@ def _make_start(spec: Mapping[str, Any], folder: Path) -> dict[str, Any]:
             run = LearningRun(
                 method="grpo", seed=seed, budget=20_000, num_tasks=0, columns=(),
                 learning_rate=1e-4, num_episodes=64, env_kwargs={"max_episode_steps": 3},
+                until=BY_REWARD[spec["start"]],
             )  # fmt: skip
-            train_until(run, BY_REWARD[spec["start"]], unfinished)
+            train_until(run, unfinished)
         else:
             source = EnvironmentSource(inspect_environment(spec["env"], spec["env_kwargs"]))
             make_tiny_policy(
                 source, unfinished, seed=seed, success=OWN_SUCCESS, p_correct_turn=P_CORRECT_TURN
             )
         unfinished.rename(policy)
-    model, tokenizer = load_model(str(policy)), load_tokenizer(str(policy))
-    own = spec["env"], spec["env_kwargs"]
-    return {"success": _evaluate(model, tokenizer, policy, *own, NUM_START_TASKS)}
+    trained_for = find_turn_length(str(policy))
+    sampler = transformers_policy(
+        load_model(str(policy)),
+        load_tokenizer(str(policy)),
+        max_new_tokens=MAX_NEW_TOKENS if trained_for is None else trained_for[0],
+        max_batch_size=NUM_START_TASKS,
+    )
+    make_env = inspect_environment(spec["env"], {**spec["env_kwargs"], "split": "test"}).make_env
+    return {
+        "success": evaluate_policy(make_env, sampler, range(NUM_START_TASKS)).metrics["success"]
+    }
 
 
 def _train(run: LearningRun, folder: Path) -> dict[str, Any]:
@@ -111,22 +118,8 @@ def _train(run: LearningRun, folder: Path) -> dict[str, Any]:
     trainer.add_callback(divergence)
     trainer.train()
     shutil.rmtree(folder / "trainer", ignore_errors=True)
-    success = None
-    if run.num_tasks:
-        success = _evaluate(
-            trainer.model, trainer.processing_class, Path(str(run.start)), run.env, run.env_kwargs,
-            run.num_tasks,
-        )  # fmt: skip
-    return {"curve": steps.curve, "kl": divergence.values, "success": success}
-
-
-def _evaluate(
-    model: Any, tokenizer: Any, start: Path, env: str, kwargs: Mapping[str, Any], num_tasks: int
-) -> float:
-    trained_for = find_turn_length(str(start))
-    max_new_tokens = MAX_NEW_TOKENS if trained_for is None else trained_for[0]
-    policy = transformers_policy(
-        model.eval(), tokenizer, max_new_tokens=max_new_tokens, max_batch_size=num_tasks
-    )
-    make_env = inspect_environment(env, {**kwargs, "split": "test"}).make_env
-    return evaluate_policy(make_env, policy, range(num_tasks)).metrics["success"]
+    return {
+        "curve": steps.curve,
+        "kl": divergence.values,
+        "steps": steps.num_steps if steps.has_succeeded else None,
+    }

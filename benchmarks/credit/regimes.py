@@ -15,7 +15,7 @@ import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -28,21 +28,20 @@ from agent_envs.errors import ConfigurationError
 from agent_envs.scoring.statistics import MAX_EXACT_PERMUTATION
 from agent_trainers.cli.arguments import check_range, parse, run_command
 from agent_trainers.cli.results import versions
-from benchmarks.credit.regime_run import NUM_TASKS, run_cell
+from benchmarks.credit.regime_run import run_cell
 from benchmarks.credit.regimes_report import (
     BASELINE,
-    Outcome,
+    HALF,
     compare,
     draw,
     regime_section,
-    steps_to_half,
 )
 from benchmarks.grid import Grid, Result
 from benchmarks.learning_run import LONG_HORIZON, MULTI_HOP, LearningRun
 from benchmarks.papers_table import write_page
 
 PROGRAM: Final = "python -m benchmarks.credit.regimes"
-TARGET_KL: Final = (0.01, 0.02)
+TARGET_KL: Final = (0.005, 0.01)
 """Mean KL divergence per token and update; see `benchmarks.credit.regime_run.UpdateKL`."""
 BIFURCATION: Final = "AgentR1/SyntheticBifurcation-v0"
 ORACLE: Final = "oracle"
@@ -82,7 +81,7 @@ _NINE: Final = {"questions": 9, "max_episode_steps": 30}
 REGIMES: Final[Mapping[str, Regime]] = {
     "step": Regime(
         description="Nine questions, 27 turns, process rewards: step credit should matter.",
-        start="nine questions", env=LONG_HORIZON, kwargs=_NINE, budget=5000, num_episodes=16,
+        start="nine questions", env=LONG_HORIZON, kwargs=_NINE, budget=6000, num_episodes=16,
         arms=("grpo", "grpo_step", "gigpo", "gagpo", ORACLE),
         predicted=((ORACLE, "grpo_step"), ("grpo_step", "grpo"), ("gigpo", "grpo")),
     ),
@@ -90,14 +89,14 @@ REGIMES: Final[Mapping[str, Regime]] = {
         description="Nine questions, reward 1 if all answers are right, otherwise 0: branches "
         "should matter.",
         start="nine questions", env=LONG_HORIZON,
-        kwargs={**_NINE, "rewards": {"all_correct": 1.0}}, budget=8000, num_episodes=32,
+        kwargs={**_NINE, "rewards": {"all_correct": 1.0}}, budget=24_000, num_episodes=32,
         arms=("grpo", "gagpo", "vine", "tree", ORACLE),
         predicted=((ORACLE, "vine"), ("vine", "grpo"), ("tree", "grpo")),
     ),
     "bifurcation": Regime(
         description="One of the steps decides, at a position that is not shown; outcome reward.",
-        start="bifurcation", env=BIFURCATION, kwargs={"tool_format": "tags"}, budget=4000,
-        num_episodes=64, window=128,  # tasks differ: eight share each batch
+        start="bifurcation", env=BIFURCATION, kwargs={"tool_format": "tags"}, budget=6000,
+        num_episodes=32, window=128,  # tasks differ: four share each batch
         arms=("grpo", "grpo_step", "gagpo", "vine"),
         predicted=(("gagpo", "grpo"), ("vine", "grpo")),
     ),
@@ -124,7 +123,7 @@ class RegimesArguments:
         default_factory=lambda: [1, 2, 3], help="Numbers of the start policies; also their seeds."
     )
     tuning_seeds: list[int] = HfArg(
-        default_factory=lambda: [101], help="Seeds on which learning rates are chosen."
+        default_factory=lambda: [101, 102], help="Seeds on which learning rates are chosen."
     )
     learning_rates: list[float] = HfArg(
         default_factory=lambda: [5e-4, 7e-4, 1e-3],
@@ -210,8 +209,6 @@ def run_cells(
                 for start in starts:
                     for seed in seeds:
                         run = learning_run(name, arm, start, seed, rate, options)
-                        if rates is None:
-                            run = replace(run, num_tasks=0)
                         key = cell_name(name, arm, start, seed, rate)
                         cells[key] = {"run": json.loads(json.dumps(asdict(run)))}
     return cells
@@ -226,10 +223,11 @@ def learning_run(
     free = ("--extensions", json.dumps(_FREE)) if is_oracle else ()
     work = Path(options.work).resolve()
     return LearningRun(
-        method="vine" if is_oracle else arm, seed=seed, budget=regime.budget, num_tasks=NUM_TASKS,
+        method="vine" if is_oracle else arm, seed=seed, budget=regime.budget, num_tasks=0,
         columns=(), env=regime.env, env_kwargs=regime.kwargs, learning_rate=rate,
         options=(*_SHARED, *free), start=str(work / _start_name(regime, start) / "policy"),
         num_episodes=int(share * regime.num_episodes), are_branches_free=is_oracle,
+        until=HALF, window=regime.window,
     )  # fmt: skip
 
 
@@ -275,11 +273,7 @@ def report(
                 ]
                 for seed in options.seeds
             ]
-            n = learning_run(name, arm, 1, 1, 1.0, options).num_episodes
-            outcomes[name][arm] = [
-                [Outcome(steps_to_half(r["curve"], n, regime.window), r["success"]) for r in row]
-                for row in runs
-            ]
+            outcomes[name][arm] = [[run["steps"] for run in row] for row in runs]
             kl[arm] = mean_kl([run for row in runs for run in row])
         shown = {"description": regime.description, "rates": rates[name], "kl": kl}
         sections.append(
@@ -307,9 +301,9 @@ def _method(options: RegimesArguments, facts: Mapping[str, Any]) -> str:
         + f") reaches 50 %, over {len(options.seeds)} seeds and {len(options.starts)} "
         f"start policies. Branches count, except those of *{ORACLE}*: `vine` with "
         f"{ORACLE_BRANCHES:g} branch steps per step, near-true advantages. A run that never gets "
-        "there counts with its whole budget, so means are lower bounds where *never* is above 0. "
-        "Ratio level and loss denominator are the token, advantages are scaled by group, learning "
-        "rates fall to 0 over the budget.",
+        "there counts with its whole budget, so means are lower bounds where *never* is above 0; "
+        "the others end there. Ratio level and loss denominator are the token, advantages are "
+        "scaled by group, learning rates fall to 0 over the budget.",
         f"Learning rates: of {', '.join(f'{rate:g}' for rate in options.learning_rates)} the one "
         f"whose mean KL divergence per token and update on seeds {options.tuning_seeds} is nearest "
         f"to the middle of {TARGET_KL[0]} and {TARGET_KL[1]}. It is measured between the policy "

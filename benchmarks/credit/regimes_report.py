@@ -5,7 +5,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from scipy.special import stdtrit
 
@@ -25,17 +25,10 @@ POWER: Final = 0.8
 BASELINE: Final = "grpo"
 
 
-class Outcome(NamedTuple):
-    """Outcome of one run."""
-
-    steps: int | None
-    """Environment steps until the success reached `HALF`; None if it never did."""
-    success: float
-    """Success on held-out tasks in the end."""
-
-
-Outcomes = Mapping[str, Sequence[Sequence[Outcome]]]
-"""Outcomes by arm; for each seed, one per start policy, in the same order for all arms."""
+Steps = int | None
+"""Environment steps of a run until its success reached `HALF`; None if it never did."""
+Outcomes = Mapping[str, Sequence[Sequence[Steps]]]
+"""Steps by arm; for each seed, one number per start policy, in the same order for all arms."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,27 +47,15 @@ class Comparison:
     """Number of seeds, and of start policies, in which the arm needs fewer steps on average."""
 
 
-def steps_to_half(curve: Sequence[Sequence[float]], num_episodes: int, window: int) -> int | None:
-    """Return the environment steps until the mean success of `window` episodes reaches `HALF`.
-
-    `curve` holds environment steps so far and success of each batch of `num_episodes`.
-    """
-    width = math.ceil(window / num_episodes)
-    for end in range(width, len(curve) + 1):
-        if statistics.fmean(success for _, success in curve[end - width : end]) >= HALF:
-            return int(curve[end - 1][0])
-    return None
-
-
-def counted_steps(outcome: Outcome, budget: int) -> int:
-    """Return the steps that an outcome counts with: at most the budget, which is that of never."""
-    return budget if outcome.steps is None else min(outcome.steps, budget)
+def counted_steps(steps: Steps, budget: int) -> int:
+    """Return the steps that a run counts with: at most the budget, which is that of never."""
+    return budget if steps is None else min(steps, budget)
 
 
 def compare(outcomes: Outcomes, budget: int) -> list[Comparison]:
     """Compare every arm with the baseline; a run that never got there counts as `budget`."""
     steps = {
-        arm: [[counted_steps(outcome, budget) for outcome in row] for row in rows]
+        arm: [[counted_steps(run, budget) for run in row] for row in rows]
         for arm, rows in outcomes.items()
     }
     arms = [arm for arm in outcomes if arm != BASELINE]
@@ -110,9 +91,11 @@ def _detectable(differences: Sequence[float], num_tests: int) -> float:
     return float(quantiles * statistics.stdev(differences) / math.sqrt(count))
 
 
-def mean_steps(rows: Sequence[Sequence[Outcome]], budget: int) -> Interval:
+def mean_steps(rows: Sequence[Sequence[Steps]], budget: int) -> Interval:
     """Estimate the mean steps to `HALF` over seeds, each the mean over start policies."""
-    return mean_interval([statistics.fmean(counted_steps(o, budget) for o in row) for row in rows])
+    return mean_interval(
+        [statistics.fmean(counted_steps(run, budget) for run in row) for row in rows]
+    )
 
 
 def predictions(outcomes: Outcomes, budget: int, predicted: Sequence[tuple[str, str]]) -> list[str]:
@@ -159,14 +142,13 @@ def regime_section(
     """
     lines = []
     for arm, rows in outcomes.items():
-        runs = [outcome for row in rows for outcome in row]
-        successes = mean_interval([statistics.fmean(o.success for o in row) for row in rows])
+        runs = [run for row in rows for run in row]
         lines.append([
             arm, _interval_text(mean_steps(rows, budget)),
-            f"{sum(o.steps is None for o in runs)} of {len(runs)}",
-            _interval_text(successes, 100), f"{facts['rates'][arm]:g}", f"{facts['kl'][arm]:.4f}",
+            f"{sum(run is None for run in runs)} of {len(runs)}",
+            f"{facts['rates'][arm]:g}", f"{facts['kl'][arm]:.4f}",
         ])  # fmt: skip
-    header = ["arm", "steps to 50 %", "never", "final success, %", "learning rate", "KL"]
+    header = ["arm", "steps to 50 %", "never", "learning rate", "KL"]
     first = next(iter(outcomes.values()))
     found = compare(outcomes, budget)
     items = [verdict(one, len(first), len(first[0])) for one in found]
@@ -191,10 +173,10 @@ def draw(path: Path, outcomes: Mapping[str, Outcomes], budgets: Mapping[str, int
     ):
         for y, rows in enumerate(arms.values()):
             for s, row in enumerate(rows):
-                for start, outcome in enumerate(row):
-                    steps = budgets[regime] if outcome.steps is None else outcome.steps
+                for start, run in enumerate(row):
+                    steps = counted_steps(run, budgets[regime])
                     height = y + (s / len(rows) - 0.5) * 0.5
-                    fill = "none" if outcome.steps is None else f"C{start}"
+                    fill = "none" if run is None else f"C{start}"
                     axes.scatter(steps, height, s=14, facecolors=fill, edgecolors=f"C{start}")
             axes.scatter(mean_steps(rows, budgets[regime]).mean, y, marker="|", s=300, color="k")
         axes.set_yticks(range(len(arms)), list(arms))
@@ -203,8 +185,6 @@ def draw(path: Path, outcomes: Mapping[str, Outcomes], budgets: Mapping[str, int
     figure.savefig(path, dpi=120)
 
 
-def _interval_text(interval: Interval, factor: float = 1.0) -> str:
-    mean, half = factor * interval.mean, factor * (interval.high - interval.mean)
-    digits = 1 if factor > 1 else 0
-    shown = f"{mean:,.{digits}f}"
-    return f"{shown} ± {half:,.{digits}f}" if math.isfinite(half) else shown
+def _interval_text(interval: Interval) -> str:
+    half = interval.high - interval.mean
+    return f"{interval.mean:,.0f}" + (f" ± {half:,.0f}" if math.isfinite(half) else "")

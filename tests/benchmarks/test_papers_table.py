@@ -82,6 +82,18 @@ def test_the_learning_rate_decays_to_zero_over_the_budget():
     assert budget.curve == [(60, 0.1), (90, 0.2), (120, 0.3)]
 
 
+@pytest.mark.parametrize(("num_batches", "num_steps"), [(1, 10), (2, 40), (3, 50)])
+def test_training_ends_at_a_mean_success_of_the_last_batches(num_batches, num_steps):
+    batches = iter([(10, 0.9), (10, 0.0), (10, 0.5), (10, 0.5), (10, 0.9)])
+    budget = EnvironmentStepBudget(100, lambda: next(batches), 0.5, num_batches)
+    control = SimpleNamespace(should_training_stop=False)
+    while not control.should_training_stop:
+        assert not budget.has_succeeded
+        budget.on_step_end(None, None, control)
+    assert budget.has_succeeded
+    assert budget.num_steps == num_steps
+
+
 def test_a_learning_run_trains_and_evaluates(tmp_path):
     spec = LearningRun(
         method="grpo_step", seed=1, budget=8, num_tasks=2, columns=("one hop",),
