@@ -34,10 +34,12 @@ from benchmarks.learning_run import LONG_HORIZON, LearningRun
 from benchmarks.papers_table import (
     FIRST_TUNING_TASK,
     NUM_TUNING_TASKS,
+    POWER,
     TRAINED_ON,
     TUNING_SEEDS,
     choose_rates,
     compute_runs,
+    detectable_ratio,
     mean_scores,
     mean_text,
     run_facts,
@@ -46,9 +48,6 @@ from benchmarks.papers_table import (
 )
 
 PROGRAM: Final = "python -m benchmarks.claims"
-POWER: Final = 0.8
-NUM_DRAWS: Final = 1_000
-"""Simulated experiments per difference that `detectable_ratio` tries."""
 START: Final = "long_horizon/policy"
 """Folder in the work folder of the initial policy of the long horizon, which solves some tasks."""
 _MAKE_START: Final = (
@@ -307,25 +306,6 @@ def judge(
             detectable=None if ratio is None else ratio * statistics.stdev(values),
         )
     return findings
-
-
-def detectable_ratio(num_seeds: int, num_claims: int, rng: np.random.Generator) -> float | None:
-    """Return the difference, in standard deviations, that is found with probability `POWER`.
-
-    Differences by seed are drawn from a normal distribution and tested as in `judge`, at the level
-    that the smallest p-value must reach, ``ALPHA / num_claims`` (so an upper bound for the others).
-    The noncentral t distribution (Cohen, 1988, chapter 2) would be too optimistic: with 10 seeds
-    and 14 claims all signs must agree, and ``cdf(d) ** 10 = 0.8`` takes 2.01 deviations.
-    """
-    if too_few_seeds(num_seeds, num_claims):
-        return None
-    draws = rng.standard_normal((NUM_DRAWS, num_seeds))
-    low, high = 0.0, 8.0
-    while high - low > 0.01:
-        middle = (low + high) / 2
-        found = [paired_test(draw + middle) * num_claims < ALPHA for draw in draws]
-        low, high = (low, middle) if statistics.fmean(found) >= POWER else (middle, high)
-    return high
 
 
 def _markdown(

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 from transformers.hf_argparser import HfArg
 
 from agent_envs.data.files import write_json, write_text
@@ -35,6 +36,9 @@ from benchmarks.grid import Grid, Result, Spec, read_json
 from benchmarks.learning_run import COLUMNS, LearningRun
 
 PROGRAM: Final = "python -m benchmarks.papers_table"
+POWER: Final = 0.8
+NUM_DRAWS: Final = 1_000
+"""Simulated experiments per difference that `detectable_ratio` tries."""
 NAIVE_RAG: Final = "naive RAG"
 ONE_HOP: Final = "one hop"
 """The only column in which naive RAG, with its single search, is a fair competitor."""
@@ -283,6 +287,26 @@ def too_few_seeds(num_seeds: int, num_comparisons: int) -> list[str]:
         f"{num_seeds} seeds are too few for a significant difference among {num_comparisons} "
         f"comparisons: that takes {needed}."
     ]
+
+
+def detectable_ratio(num_seeds: int, num_tests: int, rng: np.random.Generator) -> float | None:
+    """Return the difference, in standard deviations, that is found with probability `POWER`.
+
+    Differences by seed are drawn from a normal distribution and tested with the exact sign-flip
+    test at the level that the smallest p-value must reach under Holm's correction,
+    ``ALPHA / num_tests`` (so an upper bound for the others). The noncentral t distribution
+    (Cohen, 1988, chapter 2) would be too optimistic: with 10 seeds and 14 tests all signs must
+    agree, and ``cdf(d) ** 10 = 0.8`` takes 2.01 deviations.
+    """
+    if too_few_seeds(num_seeds, num_tests):
+        return None
+    draws = rng.standard_normal((NUM_DRAWS, num_seeds))
+    low, high = 0.0, 8.0
+    while high - low > 0.01:
+        middle = (low + high) / 2
+        found = [paired_test(draw + middle) * num_tests < ALPHA for draw in draws]
+        low, high = (low, middle) if statistics.fmean(found) >= POWER else (middle, high)
+    return high
 
 
 def _differences(results: Results, first: str, second: str) -> list[float]:

@@ -38,7 +38,7 @@ from benchmarks.credit.regimes_report import (
 )
 from benchmarks.grid import Grid, Result
 from benchmarks.learning_run import LONG_HORIZON, MULTI_HOP, LearningRun
-from benchmarks.papers_table import write_page
+from benchmarks.papers_table import POWER, write_page
 
 PROGRAM: Final = "python -m benchmarks.credit.regimes"
 TARGET_KL: Final = (0.005, 0.01)
@@ -312,8 +312,8 @@ def _method(options: RegimesArguments, facts: Mapping[str, Any]) -> str:
         f"Success of the start policies on held-out tasks: {starts}.",
         f"Arms are compared with *{BASELINE}*, paired by seed after averaging over the start "
         "policies: exact sign-flip test, Holm's correction over the arms of a table, 95 % interval "
-        "by Student's t. *Detectable* is the difference that such a test, at the first level of "
-        "Holm's correction, finds with a probability of 80 %.",
+        "by Student's t. *Detectable* is the smallest true difference that the test finds with a "
+        f"probability of {POWER:.0%} if it has the smallest p.",
         "![Steps to 50 % by regime](regimes.png)",
     ])  # fmt: skip
 

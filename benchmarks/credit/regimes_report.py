@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from scipy.special import stdtrit
+import numpy as np
 
 from agent_envs.scoring.statistics import (
     ALPHA,
@@ -18,10 +18,9 @@ from agent_envs.scoring.statistics import (
     paired_test,
 )
 from agent_leaderboard.report.visible_text import markdown_table
-from benchmarks.papers_table import too_few_seeds
+from benchmarks.papers_table import detectable_ratio, too_few_seeds
 
 HALF: Final = 0.5
-POWER: Final = 0.8
 BASELINE: Final = "grpo"
 
 
@@ -40,9 +39,8 @@ class Comparison:
     """Over seeds, each the mean over start policies."""
     p_value: float
     """Exact sign-flip test, two-sided, with Holm's correction over the arms of the table."""
-    detectable: float
-    """Smallest difference that a t-test of as many pairs finds with a power of `POWER`, at the
-    level of the first step of Holm's correction."""
+    detectable: float | None
+    """Smallest true difference found with probability `POWER`; None with too few seeds."""
     num_fewer: tuple[int, int]
     """Number of seeds, and of start policies, in which the arm needs fewer steps on average."""
 
@@ -68,12 +66,14 @@ def compare(outcomes: Outcomes, budget: int) -> list[Comparison]:
     }
     by_seed = {arm: [statistics.fmean(row) for row in table] for arm, table in tables.items()}
     adjusted = holm([paired_test(by_seed[arm]) for arm in arms])
+    num_seeds = len(by_seed[arms[0]])
+    ratio = detectable_ratio(num_seeds, len(arms), np.random.default_rng(0))
     return [
         Comparison(
             arm=arm,
             difference=mean_interval(by_seed[arm]),
             p_value=p_value,
-            detectable=_detectable(by_seed[arm], len(arms)),
+            detectable=None if ratio is None else ratio * statistics.stdev(by_seed[arm]),
             num_fewer=(
                 sum(value < 0 for value in by_seed[arm]),
                 sum(statistics.fmean(column) < 0 for column in zip(*tables[arm], strict=True)),
@@ -81,14 +81,6 @@ def compare(outcomes: Outcomes, budget: int) -> list[Comparison]:
         )
         for arm, p_value in zip(arms, adjusted, strict=True)
     ]
-
-
-def _detectable(differences: Sequence[float], num_tests: int) -> float:
-    count = len(differences)
-    if count < 2:
-        return math.inf
-    quantiles = stdtrit(count - 1, 1 - ALPHA / 2 / num_tests) + stdtrit(count - 1, POWER)
-    return float(quantiles * statistics.stdev(differences) / math.sqrt(count))
 
 
 def mean_steps(rows: Sequence[Sequence[Steps]], budget: int) -> Interval:
@@ -124,7 +116,8 @@ def verdict(found: Comparison, num_seeds: int, num_starts: int) -> str:
     p_text = f"p = {p_value}" if p_value[0] != "<" else f"p {p_value}"
     return (
         f"{text} ({p_text}): {size}, fewer with {seeds} of {num_seeds} seeds and {starts} of "
-        f"{num_starts} start policies. Detectable: {found.detectable:,.0f}."
+        f"{num_starts} start policies."
+        + ("" if found.detectable is None else f" Detectable: {found.detectable:,.0f}.")
     )
 
 
