@@ -81,7 +81,7 @@ _NINE: Final = {"questions": 9, "max_episode_steps": 30}
 REGIMES: Final[Mapping[str, Regime]] = {
     "step": Regime(
         description="Nine questions, 27 turns, process rewards: step credit should matter.",
-        start="nine questions", env=LONG_HORIZON, kwargs=_NINE, budget=6000, num_episodes=16,
+        start="nine questions", env=LONG_HORIZON, kwargs=_NINE, budget=8000, num_episodes=16,
         arms=("grpo", "grpo_step", "gigpo", "gagpo", ORACLE),
         predicted=((ORACLE, "grpo_step"), ("grpo_step", "grpo"), ("gigpo", "grpo")),
     ),
@@ -126,7 +126,7 @@ class RegimesArguments:
         default_factory=lambda: [101, 102], help="Seeds on which learning rates are chosen."
     )
     learning_rates: list[float] = HfArg(
-        default_factory=lambda: [5e-4, 7e-4, 1e-3],
+        default_factory=lambda: [2e-4, 3e-4, 5e-4],
         help="Each arm uses the one whose mean KL divergence per update is nearest to the target.",
     )
     jobs: int = HfArg(default=2, help="Runs at the same time, on one core each.")
