@@ -81,7 +81,7 @@ _NINE: Final = {"questions": 9, "max_episode_steps": 30}
 REGIMES: Final[Mapping[str, Regime]] = {
     "step": Regime(
         description="Nine questions, 27 turns, process rewards: step credit should matter.",
-        start="nine questions", env=LONG_HORIZON, kwargs=_NINE, budget=8000, num_episodes=16,
+        start="nine questions", env=LONG_HORIZON, kwargs=_NINE, budget=8000, num_episodes=8,
         arms=("grpo", "grpo_step", "gigpo", "gagpo", ORACLE),
         predicted=((ORACLE, "grpo_step"), ("grpo_step", "grpo"), ("gigpo", "grpo")),
     ),
@@ -89,7 +89,7 @@ REGIMES: Final[Mapping[str, Regime]] = {
         description="Nine questions, reward 1 if all answers are right, otherwise 0: branches "
         "should matter.",
         start="nine questions", env=LONG_HORIZON,
-        kwargs={**_NINE, "rewards": {"all_correct": 1.0}}, budget=24_000, num_episodes=32,
+        kwargs={**_NINE, "rewards": {"all_correct": 1.0}}, budget=20_000, num_episodes=32,
         arms=("grpo", "gagpo", "vine", "tree", ORACLE),
         predicted=((ORACLE, "vine"), ("vine", "grpo"), ("tree", "grpo")),
     ),
