@@ -1,15 +1,29 @@
-"""Parts of commands: JSON options and one-line errors."""
+"""Parts of commands: JSON options, ranges of numbers, and one-line errors."""
 
 import contextlib
 import json
+import math
 import sys
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
 
 import gymnasium as gym
 import pydantic
 
 from agent_envs.errors import AgentEnvsError, ConfigurationError
+
+_RANGES: Final[Mapping[str, Callable[[Any], bool]]] = {
+    "in [0, 1]": lambda value: 0 <= value <= 1,
+    "in (0, 1]": lambda value: 0 < value <= 1,
+    "in [0, 1)": lambda value: 0 <= value < 1,
+    "in (0, 1)": lambda value: 0 < value < 1,
+    "at least 0": lambda value: value >= 0,
+    "at least 1": lambda value: value >= 1,
+    "at least 2": lambda value: value >= 2,
+    "-1, or at least 1": lambda value: value == -1 or value >= 1,
+    "more than 1": lambda value: value > 1,
+    "positive": lambda value: value > 0,
+}
 
 
 def json_object(value: str | None, option: str) -> dict[str, Any]:
@@ -39,3 +53,14 @@ def errors_of_one_line(program: str) -> Iterator[None]:
         if isinstance(error, TypeError) and "keyword argument" not in str(error):
             raise  # a defect of the environment, whose author needs the traceback
         sys.exit(f"{program}: {error}")
+
+
+def check_range(options: Any, words: str, *names: str) -> None:
+    """Raise `ConfigurationError` for the first number that is set and out of a range of `_RANGES`.
+
+    Infinity and NaN are in none.
+    """
+    for name in names:
+        value = getattr(options, name, None)
+        if value is not None and not (-math.inf < value < math.inf and _RANGES[words](value)):
+            raise ConfigurationError(f"{name} must be {words}, not {value}.")

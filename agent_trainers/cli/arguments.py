@@ -194,10 +194,3 @@ def read_config(path: Path, option: str = "--config") -> dict[str, Any]:
     if not isinstance(config, dict) or not all(isinstance(name, str) for name in config):
         raise ConfigurationError(f"{option} {path}: must contain 'option: value' lines.")
     return config
-
-
-def check_range(options: Any, words: str, is_right: Callable[[Any], bool], *names: str) -> None:
-    """Raise `ConfigurationError` for the first option that is set and out of range."""
-    for name in names:
-        if (value := getattr(options, name, None)) is not None and not is_right(value):
-            raise ConfigurationError(f"--{name} must be {words}, not {value}.")

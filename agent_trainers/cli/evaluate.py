@@ -18,13 +18,13 @@ from rich.table import Column, Table
 from tqdm.auto import tqdm
 from transformers.hf_argparser import HfArg
 
-from agent_envs.core.command_line import json_object
+from agent_envs.core.command_line import check_range, json_object
 from agent_envs.core.lookup import lookup
 from agent_envs.data.files import write_json
 from agent_envs.errors import ConfigurationError, RolloutError
 from agent_envs.formats.tool_formats import TOOL_FORMATS
 from agent_trainers.checkpointing.checkpoints import check_writable
-from agent_trainers.cli.arguments import check_range, notifier, parse, run_command
+from agent_trainers.cli.arguments import notifier, parse, run_command
 from agent_trainers.cli.environments import (
     DEFAULT_ENV,
     OF_PROGRAMS,
@@ -100,11 +100,11 @@ class PolicyArguments:
     seed: int = HfArg(default=0, help="Random seed.")
 
     def __post_init__(self) -> None:
-        check_range(self, "at least 1", lambda value: value >= 1, "batch_size", "max_concurrency",
+        check_range(self, "at least 1", "batch_size", "max_concurrency",
                     "max_completion_length", "num_tasks", "samples_per_task")  # fmt: skip
-        check_range(self, "at least 0", lambda value: value >= 0, "temperature", "top_k", "seed")
-        check_range(self, "in (0, 1]", lambda value: 0 < value <= 1, "top_p")
-        check_range(self, "positive", lambda value: value > 0, "request_timeout")
+        check_range(self, "at least 0", "temperature", "top_k", "seed")
+        check_range(self, "in (0, 1]", "top_p")
+        check_range(self, "positive", "request_timeout")
         if self.base_url is None:
             name = self.tool_format
             if name and lookup(TOOL_FORMATS, name, kind="tool format").is_structured:
@@ -254,7 +254,7 @@ def collect(arguments: Sequence[str]) -> None:
         program=f"{PROGRAM} collect",
         description="Keep the best episodes of tasks.",
     )
-    check_range(options, "at least 1", lambda value: value >= 1, "keep")
+    check_range(options, "at least 1", "keep")
     check_output("--output", options.output, is_trajectories=True)
     output = Path(options.output)
     if output.exists():

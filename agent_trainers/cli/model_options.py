@@ -10,8 +10,8 @@ from safetensors import SafetensorError
 from transformers.hf_argparser import HfArg
 from trl import ModelConfig, get_quantization_config
 
+from agent_envs.core.command_line import check_range
 from agent_envs.errors import AgentEnvsError, ConfigurationError
-from agent_trainers.cli.arguments import check_range
 from agent_trainers.policies.models import check_model
 from agent_trainers.tiny_policy import TINY_POLICY
 
@@ -38,7 +38,7 @@ class ModelArguments(ModelConfig):  # type: ignore[misc] # TRL is untyped
 
     def __post_init__(self) -> None:
         """Derive `use_peft` from `lora_r`; refuse options of adapters without adapters."""
-        check_range(self, "at least 1", lambda value: value >= 1, "lora_r")
+        check_range(self, "at least 1", "lora_r", "lora_alpha")
         if self.lora_r is not None:
             self.use_peft = True
         elif self.use_peft:

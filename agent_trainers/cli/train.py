@@ -17,11 +17,11 @@ from transformers.integrations import get_reporting_integration_callbacks
 from transformers.utils.logging import disable_progress_bar
 from trl import get_peft_config
 
+from agent_envs.core.command_line import check_range
 from agent_envs.core.lookup import lookup, require_extra
 from agent_envs.errors import ConfigurationError
 from agent_trainers.cli.arguments import (
     CommandParser,
-    check_range,
     notifier,
     read_config,
     run_command,
@@ -117,7 +117,7 @@ class TrainArguments(ProgramArguments, ModelArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range(self, "at least 0", lambda value: value >= 0, "num_eval_tasks")
+        check_range(self, "at least 0", "num_eval_tasks")
         if self.eval_envs is not None and self.num_eval_tasks == 0:
             raise ConfigurationError(
                 "--eval_envs does nothing with --num_eval_tasks 0: remove one of them."

@@ -23,13 +23,14 @@ from tqdm.auto import tqdm
 from transformers import get_linear_schedule_with_warmup
 from transformers.hf_argparser import HfArg
 
+from agent_envs.core.command_line import check_range
 from agent_envs.core.lookup import lookup
 from agent_envs.core.rewards import StepEvent
 from agent_envs.data.files import write_json
 from agent_envs.errors import ConfigurationError, DataError
 from agent_trainers.batching.collate import pad_rows
 from agent_trainers.batching.micro_batch import pack
-from agent_trainers.cli.arguments import check_range, notifier, parse, run_command
+from agent_trainers.cli.arguments import notifier, parse, run_command
 from agent_trainers.cli.model_options import model_path
 from agent_trainers.experimental.diagnose import name_file
 from agent_trainers.policies.models import load_tokenizer
@@ -90,9 +91,9 @@ def run(arguments: Sequence[str]) -> None:
         program=PROGRAM,
         description="Train a critic on how episodes end.",
     )
-    check_range(options, "at least 1", lambda value: value >= 1, "epochs")
-    check_range(options, "in [0, 1]", lambda value: 0 <= value <= 1, "gamma")
-    check_range(options, "positive", lambda value: value > 0, "learning_rate")
+    check_range(options, "at least 1", "epochs")
+    check_range(options, "in [0, 1]", "gamma")
+    check_range(options, "positive", "learning_rate")
     lookup(_TARGETS, options.target, kind="target")
     folder = Path(options.output_dir)
     if (folder / RESULTS_FILE).exists():

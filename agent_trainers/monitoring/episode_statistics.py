@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from agent_envs.errors import RolloutError
+from agent_envs.errors import ConfigurationError, RolloutError
 from agent_trainers.algorithms.episodes import is_rounding
 from agent_trainers.algorithms.roles import take_apart
 from agent_trainers.rollout.evaluation import means
@@ -363,7 +363,14 @@ class FaultWatch:
 
         Raises:
             RolloutError: If all failed, or most in `MAX_BATCHES` consecutive batches.
+            ConfigurationError: If no first state of a batch left room for a turn.
         """
+        overflow = StopReason.CONTEXT_OVERFLOW
+        if episodes and all(e.stop_reason is overflow and not e.rewards for e in episodes):
+            raise ConfigurationError(
+                "No episode of a batch has a step, because the first states are longer than "
+                "max_prompt_length and the model's context allow. Raise it, or shorten the prompts."
+            )
         failed = [episode for episode in episodes if episode.stop_reason in EPISODE_FAULTS]
         if self._max_share is None or len(failed) <= self._max_share * len(episodes):
             self._num_batches[mode] = 0

@@ -31,12 +31,12 @@ from transformers import (
 )
 
 from agent_envs import __version__
-from agent_envs.core.command_line import json_object
+from agent_envs.core.command_line import check_range, json_object
 from agent_envs.data.files import write_text
 from agent_envs.errors import ConfigurationError
 from agent_trainers.batching.rows import make_rows
 from agent_trainers.checkpointing.checkpoints import check_writable
-from agent_trainers.cli.arguments import check_range, run_command
+from agent_trainers.cli.arguments import run_command
 from agent_trainers.cli.environments import Environment, first_tasks, hold_out, inspect_environment
 from agent_trainers.policies import Policy
 from agent_trainers.policies.local import transformers_policy
@@ -78,8 +78,8 @@ def run(arguments: Sequence[str]) -> None:
         help="share of turns that careless demonstrations keep; the others are drawn from those "
         "of other tasks at the same step")  # fmt: skip
     options = parser.parse_args(arguments)
-    check_range(options, "at least 1", lambda value: value >= 1, "num_tasks", "num_steps")
-    check_range(options, "in [0, 1]", lambda value: 0 <= value <= 1, "success", "p_correct_turn")
+    check_range(options, "at least 1", "num_tasks", "num_steps")
+    check_range(options, "in [0, 1]", "success", "p_correct_turn")
     output = options.output
     if output.is_dir() and any(output.iterdir()) and not (output / MODEL_RECIPE).is_file():
         raise ConfigurationError(

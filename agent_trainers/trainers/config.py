@@ -1,7 +1,6 @@
 """Settings of the step-level trainers: TRL's, some of ours, and presets by algorithm."""
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
@@ -9,7 +8,7 @@ import torch
 from transformers.hf_argparser import HfArg
 from trl import GRPOConfig
 
-from agent_envs.core.command_line import json_object
+from agent_envs.core.command_line import check_range, json_object
 from agent_envs.core.lookup import import_path, lookup
 from agent_envs.errors import ConfigurationError
 from agent_trainers.algorithms.advantages import (
@@ -84,39 +83,36 @@ _REFUSALS: Final[tuple[tuple[str, tuple[Any, ...], str], ...]] = (
     ("multi_objective_aggregation", ("sum_then_normalize",), "the environment sums its rewards"),
     ("max_tool_calling_iterations", (None,), "use gym.make(..., max_episode_steps=N)"),
 )
-_RANGES: Final[tuple[tuple[str, Callable[[float], bool], tuple[str, ...]], ...]] = (
-    ("in [0, 1]", lambda x: 0 <= x <= 1, ("gamma", "lam", "min_p", "lora_dropout")),
-    ("in (0, 1]", lambda x: 0 < x <= 1, ("max_fault_share", "top_p")),
-    ("in [0, 1)", lambda x: 0 <= x < 1, ("adam_beta1", "adam_beta2")),
-    (
-        "at least 0",
-        lambda x: x >= 0,
-        (
-            "seed", "max_extra_groups", "critic_warmup_steps", "beta", "epsilon", "epsilon_high",
-            "weight_decay", "max_grad_norm", "top_k", "warmup_steps",
-        ),
+_RANGES: Final[Mapping[str, tuple[str, ...]]] = {
+    "in [0, 1]": (
+        "gamma", "lam", "min_p", "lora_dropout", "ref_model_mixup_alpha", "label_smoothing_factor",
     ),
-    ("a number, at least 0", lambda x: 0 <= x < math.inf, ("learning_rate",)),
-    (
-        "at least 1",
-        lambda x: x >= 1,
-        (
-            "per_device_train_batch_size", "per_device_eval_batch_size", "max_length",
-            "gradient_accumulation_steps", "max_prompt_length", "max_tokens_per_micro_batch",
-            "max_completion_length", "num_generations", "num_generations_eval", "num_iterations",
-            "steps_per_generation", "generation_batch_size",
-        ),
+    "in (0, 1]": ("max_fault_share", "top_p", "vllm_gpu_memory_utilization"),
+    "in [0, 1)": ("adam_beta1", "adam_beta2"),
+    "at least 0": (
+        "seed", "data_seed", "max_extra_groups", "critic_warmup_steps", "beta", "epsilon",
+        "epsilon_high", "weight_decay", "max_grad_norm", "top_k", "warmup_steps", "learning_rate",
+        "max_logprob_drift", "vllm_importance_sampling_clip_min", "eval_delay",
+        "neftune_noise_alpha", "dataloader_num_workers",
     ),
-    (
-        "positive",
-        lambda x: x > 0,
-        (
-            "step_timeout", "episode_timeout", "temperature", "value_coef", "value_clip_range",
-            "critic_learning_rate", "repetition_penalty", "delta", "adam_epsilon", "save_steps",
-            "eval_steps", "logging_steps", "num_train_epochs",
-        ),
+    "at least 1": (
+        "per_device_train_batch_size", "per_device_eval_batch_size", "max_length",
+        "gradient_accumulation_steps", "max_prompt_length", "max_tokens_per_micro_batch",
+        "max_completion_length", "num_generations", "num_generations_eval", "num_iterations",
+        "steps_per_generation", "generation_batch_size", "save_total_limit",
+        "eval_accumulation_steps", "torch_empty_cache_steps", "ref_model_sync_steps",
+        "vllm_tensor_parallel_size", "vllm_max_model_length", "dataloader_prefetch_factor",
+        "ddp_timeout", "ddp_bucket_cap_mb", "vllm_server_port", "vllm_group_port",
     ),
-)  # fmt: skip
+    "-1, or at least 1": ("max_steps",),
+    "more than 1": ("delta",),
+    "positive": (
+        "step_timeout", "episode_timeout", "temperature", "value_coef", "value_clip_range",
+        "critic_learning_rate", "repetition_penalty", "adam_epsilon", "save_steps", "eval_steps",
+        "logging_steps", "num_train_epochs", "vllm_importance_sampling_clip_max",
+        "vllm_server_timeout",
+    ),
+}  # fmt: skip
 """Ranges of settings that transformers and TRL do not check."""
 _BF16_INSTRUCTIONS: Final = ("avx512_bf16", "amx_bf16")
 
@@ -371,8 +367,5 @@ def follow_the_machine(config: Any) -> None:
 
 def check_ranges(settings: Any) -> None:
     """Refuse numbers that are out of their range; None is in any."""
-    for words, is_in, options in _RANGES:
-        for option in options:
-            value = getattr(settings, option, None)
-            if value is not None and not is_in(value):
-                raise ConfigurationError(f"{option} must be {words}, not {value}.")
+    for words, names in _RANGES.items():
+        check_range(settings, words, *names)

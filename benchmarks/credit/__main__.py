@@ -16,9 +16,10 @@ from typing import Any, Final, NamedTuple
 
 from transformers.hf_argparser import HfArg
 
+from agent_envs.core.command_line import check_range
 from agent_envs.core.lookup import lookup
 from agent_envs.errors import DataError
-from agent_trainers.cli.arguments import check_range, parse, run_command
+from agent_trainers.cli.arguments import parse, run_command
 from agent_trainers.cli.environments import add_working_directory
 from benchmarks.credit.report import write_report
 from benchmarks.credit.scores import all_estimators, rows_of
@@ -93,10 +94,10 @@ def read_options(arguments: Sequence[str]) -> CreditArguments:
     """Return the options of a command line."""
     description = "Score estimators of advantages against true advantages measured by branching."
     options = parse(arguments, CreditArguments, program=PROGRAM, description=description)
-    check_range(options, "at least 1", lambda value: value >= 1, "num_tasks", "budget", "jobs")
-    check_range(options, "at least 2", lambda value: value >= 2, "group_size", "max_branches")
-    check_range(options, "in (0, 1)", lambda value: 0 < value < 1, "reliability")
-    check_range(options, "at least 0", lambda value: value >= 0, "branch_steps")
+    check_range(options, "at least 1", "num_tasks", "budget", "jobs")
+    check_range(options, "at least 2", "group_size", "max_branches")
+    check_range(options, "in (0, 1)", "reliability")
+    check_range(options, "at least 0", "branch_steps")
     for stage in options.stages:
         lookup(dict.fromkeys(STAGES), stage, kind="stage")
     return options

@@ -23,10 +23,11 @@ from typing import Any, Final
 
 from transformers.hf_argparser import HfArg
 
+from agent_envs.core.command_line import check_range
 from agent_envs.core.lookup import lookup
 from agent_envs.errors import ConfigurationError
 from agent_envs.scoring.statistics import MAX_EXACT_PERMUTATION
-from agent_trainers.cli.arguments import check_range, parse, run_command
+from agent_trainers.cli.arguments import parse, run_command
 from agent_trainers.cli.results import versions
 from benchmarks.credit.regime_run import run_cell
 from benchmarks.credit.regimes_report import (
@@ -137,7 +138,7 @@ class RegimesArguments:
         """Check the options."""
         for name in self.regimes:
             lookup(REGIMES, name, kind="regime")
-        check_range(self, "at least 1", lambda value: value >= 1, "jobs")
+        check_range(self, "at least 1", "jobs")
         if shared := set(self.seeds) & set(self.tuning_seeds):
             raise ConfigurationError(f"--tuning_seeds: {sorted(shared)} are seeds of runs, too.")
         if len(self.seeds) > MAX_EXACT_PERMUTATION:

@@ -10,10 +10,9 @@ from typing import Any, Final, Literal
 
 from transformers.hf_argparser import HfArg
 
-from agent_envs.core.command_line import json_object
+from agent_envs.core.command_line import check_range, json_object
 from agent_envs.data.files import write_json
 from agent_envs.errors import ConfigurationError
-from agent_trainers.cli.arguments import check_range
 from agent_trainers.monitoring.metrics_log import METRICS_FILE, read_metrics
 from agent_trainers.small_models import SMALL_MODELS, prepare
 from agent_trainers.trainers.config import has_critic
@@ -145,7 +144,7 @@ class PapersRealArguments(QuestionArguments):
         """
         super().__post_init__()
         names = ("budget", "num_demonstrations", "num_tried", "batch_size")
-        check_range(self, "at least 1", lambda value: value >= 1, *names)
+        check_range(self, "at least 1", *names)
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise ConfigurationError(f"--seeds: give at least one, and each once: {self.seeds}")
 

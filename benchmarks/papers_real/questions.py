@@ -10,12 +10,12 @@ from typing import Any, Final
 
 from transformers.hf_argparser import HfArg
 
+from agent_envs.core.command_line import check_range
 from agent_envs.data.files import write_json, write_text
 from agent_envs.data.sources import DatasetSpec
 from agent_envs.envs.qa.rows import HOTPOTQA, MUSIQUE, TWO_WIKI, QARow
 from agent_envs.errors import ConfigurationError, DataError
 from agent_envs.retrieval import load_passages
-from agent_trainers.cli.arguments import check_range
 
 TRAIN_ENV: Final = "AgentR1/HotpotQA-v0"
 """Reads rows of HotpotQA and of 2WikiMultihopQA, so that one run trains on both."""
@@ -77,8 +77,8 @@ class QuestionArguments:
         Raises:
             ConfigurationError: If one is out of range.
         """
-        check_range(self, "at least 1", lambda value: value >= 1, "num_train", "num_test")
-        check_range(self, "at least 0", lambda value: value >= 0, "passage_words")
+        check_range(self, "at least 1", "num_train", "num_test")
+        check_range(self, "at least 0", "passage_words")
 
 
 def prepare_questions(options: QuestionArguments, folder: Path) -> dict[str, Any]:

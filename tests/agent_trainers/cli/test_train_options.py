@@ -1,14 +1,19 @@
 """Command lines, settings files and recipes of the commands; their errors are one line."""
 
+import contextlib
+import copy
 import dataclasses
 import json
+import re
 import shutil
 import sys
+import typing
 
 import pytest
 import torch
 
 from agent_envs.core.tool_env import ENDLESS
+from agent_envs.errors import ConfigurationError
 from agent_trainers import TINY_POLICY
 from agent_trainers.cli import evaluate, sft, train
 from agent_trainers.cli.environments import (
@@ -21,7 +26,7 @@ from agent_trainers.cli.train import TrainArguments, make_parser, parse_argument
 from agent_trainers.policies import local
 from agent_trainers.policies.models import load_model
 from agent_trainers.recipes import ACCELERATE_CONFIGS, RECIPES
-from agent_trainers.trainers.config import PRESETS, StepGRPOConfig
+from agent_trainers.trainers.config import PRESETS, StepGRPOConfig, StepPPOConfig, check_ranges
 
 TOOLS = "AgentR1/SyntheticTable-v0"
 
@@ -57,9 +62,22 @@ WRONG = {
         (["--program", "a:run"], "--program needs --tasks"),
         (["--program", "a:run", "--env", TOOLS], "--env is for environments"),
         (["--config", "twice.yaml"], "twice.yaml: is not valid YAML: 'max_steps' is given twice"),
-        (["--num_generations", "0"], "num_generations must be at least 1, not 0"),
-        (["--epsilon", "nan"], "epsilon must be at least 0, not nan"),
-        (["--save_steps", "-3"], "save_steps must be positive"),
+        *(
+            ([f"--{name}", value], f"{name} must be {words}, not {float(value):g}")
+            for words, wrong in {
+                "at least 0": {"epsilon": "nan", "beta": "-1", "epsilon_high": "-1", "top_k": "-7",
+                               "max_grad_norm": "-1", "weight_decay": "-1", "learning_rate": "inf"},
+                "at least 1": {"num_generations": "0", "num_iterations": "0",
+                               "steps_per_generation": "0", "max_prompt_length": "0"},
+                "-1, or at least 1": {"max_steps": "0"},
+                "in [0, 1]": {"min_p": "2", "gamma": "nan"},
+                "in (0, 1]": {"top_p": "3"},
+                "in [0, 1)": {"adam_beta1": "2"},
+                "more than 1": {"delta": "0.5"},
+                "positive": {"save_steps": "-3", "eval_steps": "0", "repetition_penalty": "0"},
+            }.items()
+            for name, value in wrong.items()
+        ),
         (["--program", "number:x", "--tasks", "t.jsonl"], "'number:x' is no function or class: 3"),
         (["--env_kwargs", '{"context": "number:x"}'], "context 'number:x' is no function"),
         (["--model", "damaged"], "header too small"),
@@ -79,7 +97,7 @@ WRONG = {
         (["--output", "."], "--output .: is a folder"),
         (["--trajectories", "x.txt"], "x.txt: unknown kind of file"),
         (["--base_url", "localhost", "--model", "m"], "must begin with http://"),
-        (["collect", "--keep", "0"], "--keep must be at least 1, not 0"),
+        (["collect", "--keep", "0"], "keep must be at least 1, not 0"),
         (["collect", "--output", "x.txt"], "x.txt: unknown kind of file"),
     ],
 }  # fmt: skip
@@ -117,6 +135,30 @@ def test_a_wrong_command_line_is_one_line_with_exit_code_2(command, case, capsys
     assert [message for message in messages if message not in error] == []
     assert end.value.code == 2
     assert error.count("\n") <= 2
+
+
+@pytest.mark.parametrize("kind", [StepPPOConfig, sft.WarmStartConfig])
+def test_every_number_has_a_range(kind):
+    types = typing.get_type_hints(kind)
+    numbers = {
+        field.name
+        for field in dataclasses.fields(kind)
+        if {int, float} & {types[field.name], *typing.get_args(types[field.name])}
+    }
+    free = re.compile(  # of losses and features that are refused, or set by a launcher
+        "local_rank|(sapo|vespo|entropy)_.*|pad_to_multiple_of|router_aux_loss_coef"
+        "|num_completions_to_print|dataset_num_proc|top_entropy_quantile"
+        "|off_policy_mask_threshold|max_tool_calling_iterations"
+        "|vllm_importance_sampling_cap"
+    )
+    unchecked = set()
+    for name in sorted(numbers):
+        settings = copy.copy(kind("run"))
+        setattr(settings, name, float("nan"))
+        with contextlib.suppress(ConfigurationError):
+            check_ranges(settings)
+            unchecked.add(name)
+    assert {name for name in unchecked if not free.fullmatch(name)} == set()
 
 
 def test_help_shows_our_own_options_with_the_defaults_that_hold(capsys):
