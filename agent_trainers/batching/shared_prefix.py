@@ -6,13 +6,16 @@ The members of a group begin with the same state. Its keys and values are comput
 rows, and their gradients add up. The result is the same as row by row.
 """
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
 from transformers import DynamicCache
 
+from agent_envs.errors import ConfigurationError
 from agent_trainers.batching.micro_batch import RowGroups, group_rows, pick_rows
+from agent_trainers.batching.probe import Probe, without_dropout, without_router_loss
 
 MIN_SAVED_SHARE: Final = 0.1
 """Below this share of all tokens the second pass costs more than it saves (measured: at 0.2 the
@@ -66,33 +69,64 @@ class TokenScores(NamedTuple):
     int64."""
 
 
-def without_router_loss(model: Any) -> dict[str, bool]:
-    """Return the model arguments that switch off a mixture's own auxiliary loss.
-
-    It would be the loss of one forward pass, with a mask that does not fit a cache.
-    """
-    config = getattr(model, "module", model).config.get_text_config()
-    return {"output_router_logits": False} if hasattr(config, "output_router_logits") else {}
-
-
 def has_plain_attention(config: Any) -> bool:
-    """Return whether a text model has full attention with an explicit mask in all layers."""
+    """Return whether a text model has full attention with an explicit mask in all layers.
+
+    Attention must not depend on what else is in the batch, as the frequencies of longrope do.
+    """
     kinds = getattr(config, "layer_types", None) or ["full_attention"]
     return (
         set(kinds) == {"full_attention"}
         and not getattr(config, "sliding_window", None)
+        and original_context(config) is None
         and config._attn_implementation in ("sdpa", "eager")
         and not config.is_encoder_decoder
     )
 
 
+def original_context(config: Any) -> int | None:
+    """Return the length beyond which longrope rotates all tokens of a batch differently, if any."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    length = rope.get("original_max_position_embeddings")
+    return int(length) if rope.get("rope_type") == "longrope" and length else None
+
+
 def can_share(model: Any) -> bool:
-    """Return whether an unwrapped causal model can continue from a cache with a gradient."""
+    """Return whether an unwrapped causal model may continue from a cache with a gradient."""
     config = model.config.get_text_config()
     return (
         has_plain_attention(config)
         and not getattr(config, "attention_dropout", 0.0)  # each row would have had its own
         and not getattr(model, "is_gradient_checkpointing", False)  # it keeps no keys and values
+    )
+
+
+def shares_rightly(probe: Probe, body: Any) -> bool:
+    """Return whether rows that share a prompt get the scores of rows alone."""
+    rows = probe.rows()
+    groups = group_rows(rows["prompt_ids"], rows["prompt_mask"])
+    return probe.agrees(forward_shared(probe.model, body, rows, groups).logprobs)
+
+
+def check_rows(model: Any, temperature: float) -> None:
+    """Refuse a model that scores rows of a batch unlike rows alone, or gives no gradient.
+
+    `model` is unwrapped, and has TRL's fused head with this `temperature`.
+    """
+    reason = "its log-probabilities of a row depend on later tokens, or its head is not linear"
+    try:
+        with without_dropout(model):
+            probe = Probe(model, temperature)
+            logprobs = forward_rows(model, probe.rows()).logprobs
+            trained = next(weight for weight in model.parameters() if weight.requires_grad)
+            torch.autograd.grad(logprobs.sum(), trained, allow_unused=True)
+            if probe.agrees(logprobs):
+                return
+    except Exception as error:  # noqa: BLE001 - foreign code raises many kinds
+        reason = f"{type(error).__name__}: {error}"
+    raise ConfigurationError(
+        f"Models of type {model.config.model_type!r} cannot be trained: {reason}. Use a "
+        "decoder-only language model."
     )
 
 
@@ -143,29 +177,38 @@ def forward_shared(
         groups: Which of them begin with the same prompt.
     """
     cache = DynamicCache(config=body.config)
+    width = rows["completion_ids"].size(1)
+    mask = torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1)  # (B, P + T)
+    # Prompts are padded on the left; not all models count positions by the mask.
+    positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
+    takes_positions = "position_ids" in inspect.signature(body.forward).parameters
+    before, after = (
+        {"position_ids": part} if takes_positions else {}
+        for part in (positions[groups.firsts, : -width - 1], positions[:, -width - 1 :])
+    )
     # The last token of the prompt goes with the completion: what follows it is scored.
     body(
         input_ids=rows["prompt_ids"][groups.firsts, :-1],  # (U, P - 1)
         attention_mask=rows["prompt_mask"][groups.firsts, :-1],
         past_key_values=cache,
         use_cache=True,
+        **before,
     )
     _hand_out(cache, groups.group)
     input_ids = torch.cat([rows["prompt_ids"][:, -1:], rows["completion_ids"]], dim=1)
-    mask = torch.cat([rows["prompt_mask"][:, -1:], rows["completion_mask"]], dim=1)
-    labels = input_ids.masked_fill(mask == 0, -100)
+    labels = input_ids.masked_fill(mask[:, -width - 1 :] == 0, -100)
     labels[:, 0] = -100
     output = model(
         input_ids=input_ids,  # (B, 1 + T)
-        attention_mask=torch.cat([rows["prompt_mask"][:, :-1], mask], dim=1),  # (B, P + T)
+        attention_mask=mask,
         past_key_values=cache,
         labels=labels,
         fused_lm_head=True,
+        **after,
         **without_router_loss(model),
     )
-    width = rows["completion_ids"].size(1)
-    before = torch.arange(width, device=input_ids.device).expand(len(input_ids), width)
-    return TokenScores(output.log_probs, output.entropy, before)
+    places = torch.arange(width, device=input_ids.device).expand(len(input_ids), width)
+    return TokenScores(output.log_probs, output.entropy, places)
 
 
 def _hand_out(cache: DynamicCache, group: Sequence[int]) -> None:

@@ -8,6 +8,9 @@ import numpy as np
 import torch
 
 from agent_envs.core.messages import Message
+from agent_envs.errors import ConfigurationError
+from agent_trainers.batching.probe import supports
+from agent_trainers.batching.shared_prefix import original_context
 from agent_trainers.policies.models import check_model, load_model, load_tokenizer
 from agent_trainers.policies.policy import (
     Generation,
@@ -17,7 +20,12 @@ from agent_trainers.policies.policy import (
     Schemas,
 )
 from agent_trainers.policies.rendering import ChatRenderer
-from agent_trainers.policies.sampling import Completion, SamplingSettings, sample
+from agent_trainers.policies.sampling import (
+    Completion,
+    SamplingSettings,
+    sample,
+    samples_rightly,
+)
 from agent_trainers.policies.served import ServerClient
 from agent_trainers.policies.slots import SlotStream, can_serve
 from agent_trainers.recipes import find_turn_length
@@ -130,7 +138,7 @@ def transformers_policy(
         complete,
         settings,
         max_prompt_tokens=context_length(model) - settings.max_new_tokens,
-        slot_model=(lambda: nullcontext(model)) if can_serve(model, settings) else None,
+        slot_model=(lambda: nullcontext(model)) if has_slots_for(model, settings) else None,
         max_slots=max_batch_size,
     )
 
@@ -215,6 +223,18 @@ class VLLMServerPolicy(TokenPolicy):
         return Completion(token_ids=choice.model_extra["token_ids"], logprobs=logprobs)
 
 
+def has_slots_for(model: Any, settings: SamplingSettings) -> bool:
+    """Return whether slots support a model; refuse one that no batch supports."""
+    if can_serve(model, settings):
+        return True
+    if not supports(model, samples_rightly):
+        raise ConfigurationError(
+            f"Models of type {model.config.model_type!r} cannot be sampled in batches: padding "
+            "changes their log-probabilities. Use a decoder-only language model."
+        )
+    return False
+
+
 def eos_ids(declared: int | list[int] | None, tokenizer: Any) -> tuple[int, ...]:
     """Return the tokens that end a turn: the tokenizer's and those the model declares."""
     ids = [declared] if isinstance(declared, int) else list(declared or ())
@@ -222,6 +242,11 @@ def eos_ids(declared: int | list[int] | None, tokenizer: Any) -> tuple[int, ...]
 
 
 def context_length(model: Any) -> int:
-    """Return the context length of a model or a configuration."""
+    """Return the context length of a model or a configuration.
+
+    With longrope it is the original one: beyond it, one long row would change all others.
+    """
     config = getattr(model, "config", model).get_text_config()
-    return int(getattr(config, "max_position_embeddings", None) or 2**20)
+    names = ("max_position_embeddings", "max_seq_len", "seq_length")
+    lengths = [original_context(config), *(getattr(config, name, None) for name in names)]
+    return min((int(length) for length in lengths if length), default=2**20)

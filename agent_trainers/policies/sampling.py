@@ -22,7 +22,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from agent_trainers.batching.shared_prefix import without_router_loss
+from agent_trainers.batching.probe import Probe, without_router_loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,3 +165,10 @@ def sample(
         length = next(ends, len(ids))
         completions.append(Completion(token_ids=ids[:length], logprobs=logp[:length].copy()))
     return completions
+
+
+def samples_rightly(probe: Probe) -> bool:
+    """Return whether tokens are sampled in a batch with the log-probabilities of rows alone."""
+    settings = SamplingSettings(max_new_tokens=3, eos_token_ids=(), temperature=0.0)
+    turns = sample(probe.model, probe.prompts, [], settings)
+    return probe.agrees([turn.logprobs for turn in turns], [turn.token_ids for turn in turns])

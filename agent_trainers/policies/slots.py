@@ -15,7 +15,8 @@ import torch
 from torch.nn.functional import pad
 
 from agent_trainers.batching.micro_batch import pack
-from agent_trainers.batching.shared_prefix import has_plain_attention, without_router_loss
+from agent_trainers.batching.probe import Probe, supports, without_router_loss
+from agent_trainers.batching.shared_prefix import has_plain_attention
 from agent_trainers.policies.policy import GenerationRequest, GenerationStream, StreamedResult
 from agent_trainers.policies.sampling import Completion, SamplingSettings, draw
 
@@ -45,6 +46,7 @@ def can_serve(model: Any, settings: SamplingSettings) -> bool:
         and any(getattr(config, name, None) for name in names)
         and not getattr(model, "_is_stateful", False)
         and settings.repetition_penalty == 1.0
+        and supports(model, _agrees)
     )
 
 
@@ -108,6 +110,50 @@ class SlotCache:
     def get_seq_length(self, *_: Any) -> int:
         """Return 0: positions are always explicit."""
         return 0
+
+
+def forward_slots(
+    model: Any, cache: SlotCache, slots: list[int], starts: list[int], tokens: list[list[int]]
+) -> torch.Tensor:
+    """Run tokens from positions `starts` of their slots on; return logits (B, 1, V)."""
+    device, dtype = model.device, model.dtype
+    longest, trash = max(map(len, tokens)), cache.capacity - 1
+    input_ids = [[*ids, *[0] * (longest - len(ids))] for ids in tokens]
+    ends = [start + len(ids) for start, ids in zip(starts, tokens, strict=True)]
+    positions = torch.tensor(  # (B, T); padding goes to the last, unused position
+        [
+            [*range(start, end), *[trash] * (longest - end + start)]
+            for start, end in zip(starts, ends, strict=True)
+        ],
+        device=device,
+    )
+    width = max(ends)
+    cache.set_write_positions(slots, positions, width)
+    is_hidden = torch.arange(width, device=device) > positions[:, None, :, None]
+    mask = torch.zeros(is_hidden.shape, dtype=dtype, device=device)  # (B, 1, T, width)
+    mask.masked_fill_(is_hidden, torch.finfo(dtype).min)
+    logits: torch.Tensor = model(
+        input_ids=torch.tensor(input_ids, device=device),
+        attention_mask=mask,
+        position_ids=positions,
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=1,
+        **without_router_loss(model),
+    ).logits
+    return logits
+
+
+def _agrees(probe: Probe) -> bool:
+    """Return whether slots give the distributions of next tokens that rows alone give."""
+    cache, prompts = SlotCache(), probe.prompts
+    slots = list(range(len(prompts)))
+    cache.reserve(len(slots), max(map(len, prompts)) + 1)
+    forward_slots(probe.model, cache, slots, [0] * len(slots), [ids[:-1] for ids in prompts])
+    last = [len(ids) - 1 for ids in prompts]
+    logits = forward_slots(probe.model, cache, slots, last, [ids[-1:] for ids in prompts])
+    likely = logits[:, -1].float().log_softmax(dim=-1).max(dim=-1)
+    return probe.agrees(likely.values[:, None], likely.indices[:, None].tolist())
 
 
 @dataclass(slots=True)
@@ -225,7 +271,8 @@ class SlotStream(GenerationStream):
         ):
             some = [new[i] for i in batch]
             tokens = [turn.prompt[turn.num_stored : -1] for turn in some]
-            self._forward([t.slot for t in some], [t.num_stored for t in some], tokens)
+            slots, starts = [t.slot for t in some], [t.num_stored for t in some]
+            forward_slots(self._model, self._cache, slots, starts, tokens)
         for first, *others in equal.values():
             if others:
                 length = len(first.prompt) - 1
@@ -245,7 +292,9 @@ class SlotStream(GenerationStream):
         for turn in turns:
             tokens[turn.slot] = [turn.token_ids[-1] if turn.token_ids else turn.prompt[-1]]
             starts[turn.slot] = len(turn.prompt) - 1 + len(turn.token_ids)
-        logits = self._forward(list(starts), list(starts.values()), list(tokens.values()))
+        logits = forward_slots(
+            self._model, self._cache, list(starts), list(starts.values()), list(tokens.values())
+        )
         if len(starts) > len(slots):
             logits = logits[slots]
         scores = logits[:, -1].float()  # (B, V)
@@ -259,38 +308,6 @@ class SlotStream(GenerationStream):
         for turn, token, logprob in zip(turns, drawn.tolist(), logprobs.tolist(), strict=True):
             turn.token_ids.append(token)
             turn.logprobs.append(logprob)
-
-    def _forward(
-        self, slots: list[int], starts: list[int], tokens: list[list[int]]
-    ) -> torch.Tensor:
-        """Run tokens from positions `starts` of their slots on; return logits (B, 1, V)."""
-        device, dtype = self._model.device, self._model.dtype
-        longest = max(map(len, tokens))
-        unused, trash = self._settings.pad_token_id, self._cache.capacity - 1
-        input_ids = [[*ids, *[unused] * (longest - len(ids))] for ids in tokens]
-        ends = [start + len(ids) for start, ids in zip(starts, tokens, strict=True)]
-        positions = torch.tensor(  # (B, T); padding goes to the last, unused position
-            [
-                [*range(start, end), *[trash] * (longest - end + start)]
-                for start, end in zip(starts, ends, strict=True)
-            ],
-            device=device,
-        )
-        width = max(ends)
-        self._cache.set_write_positions(slots, positions, width)
-        is_hidden = torch.arange(width, device=device) > positions[:, None, :, None]
-        mask = torch.zeros(is_hidden.shape, dtype=dtype, device=device)  # (B, 1, T, width)
-        mask.masked_fill_(is_hidden, torch.finfo(dtype).min)
-        logits: torch.Tensor = self._model(
-            input_ids=torch.tensor(input_ids, device=device),
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=self._cache,
-            use_cache=True,
-            logits_to_keep=1,
-            **without_router_loss(self._model),
-        ).logits
-        return logits
 
     def _finished(self) -> list[StreamedResult]:
         """Remove and return the ended turns; their slots keep the tokens."""

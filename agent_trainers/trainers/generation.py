@@ -11,12 +11,11 @@ import numpy as np
 from trl.models import unwrap_model_for_generation
 
 from agent_envs.errors import ConfigurationError
-from agent_trainers.policies.local import TokenPolicy, context_length
+from agent_trainers.batching.probe import without_dropout
+from agent_trainers.policies.local import TokenPolicy, context_length, has_slots_for
 from agent_trainers.policies.policy import Schemas
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.policies.sampling import Completion, SamplingSettings, sample
-from agent_trainers.policies.slots import can_serve
-from agent_trainers.trainers.scorer import without_dropout
 
 
 class TrainerGenerator:
@@ -62,7 +61,8 @@ class TrainerGenerator:
                 f"max_completion_length ({args.max_completion_length}) leaves no room for a prompt "
                 f"in a context of {limit} tokens. Lower it, or use a model with a longer context."
             )
-        has_slots = not self.is_collective and can_serve(self.model, self.settings)
+        with self._trainer.accelerator.autocast():  # flash attention needs it
+            has_slots = not self.is_collective and has_slots_for(self.model, self.settings)
         return TokenPolicy(
             renderer,
             self._complete,

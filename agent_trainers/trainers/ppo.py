@@ -29,13 +29,14 @@ from agent_trainers.batching.per_token import (
     spread_over_tokens,
     value_masks,
 )
+from agent_trainers.batching.probe import without_dropout
 from agent_trainers.batching.rows import state_row
 from agent_trainers.batching.shared_prefix import align
 from agent_trainers.monitoring.episode_statistics import EpisodeSummary
 from agent_trainers.monitoring.trajectory_samples import BatchRecord
 from agent_trainers.trainers.config import StepPPOConfig, has_critic
 from agent_trainers.trainers.grpo import StepGRPOTrainer
-from agent_trainers.trainers.scorer import body_of, without_dropout
+from agent_trainers.trainers.scorer import body_of
 from agent_trainers.trajectory import Trajectory
 
 CRITIC_FILE: Final = "critic.safetensors"

@@ -21,12 +21,15 @@ from agent_trainers.algorithms.losses import (
 )
 from agent_trainers.batching.distributed import ProcessGroup
 from agent_trainers.batching.micro_batch import MicroBatch, select_rows, split_into_micro_batches
+from agent_trainers.batching.probe import drops_out, supports, without_dropout
 from agent_trainers.batching.shared_prefix import (
     TokenScores,
     can_share,
+    check_rows,
     find_groups,
     forward_rows,
     forward_shared,
+    shares_rightly,
 )
 from agent_trainers.trainers.config import StepGRPOConfig
 from agent_trainers.trainers.extensions import Extension
@@ -46,16 +49,19 @@ class Scorer:
         self.processes: ProcessGroup = trainer.processes
         self.is_sharded: bool = trainer.generator.is_sharded
         """Whether weights are gathered in each pass, so that all processes must pass together."""
-        self.drops_out = any(
-            module.p > 0
-            if isinstance(module, torch.nn.Dropout)
-            else getattr(module, "attention_dropout", 0.0) > 0
-            for module in trainer.model.modules()
-        )
+        self.drops_out = drops_out(trainer.model)
         """Whether the training pass has dropout, so that its log-probabilities show no drift."""
         self._accelerator, self._means = trainer.accelerator, trainer.means
         self._reference = trainer.ref_model  # if it is a separate one
         self._extensions: Sequence[Extension] = trainer.extensions
+        self._can_share = not self.is_sharded and self._check(trainer.generator.model)
+
+    def _check(self, model: Any) -> bool:
+        """Refuse an unwrapped model with wrong scores; return whether prompts can be shared."""
+        temperature = self.args.temperature
+        with self._accelerator.autocast():
+            check_rows(model, temperature)
+            return supports(model, lambda probe: shares_rightly(probe, body_of(model)), temperature)
 
     def micro_batches(self, batch: Batch, *, is_training: bool) -> Iterator[MicroBatch]:
         """Split a batch into micro-batches that fit the token budget."""
@@ -79,7 +85,7 @@ class Scorer:
         """
         unwrapped, rows = self._accelerator.unwrap_model(model), micro_batch.forwarded
         with self._accelerator.autocast():
-            if not self.is_sharded and can_share(unwrapped):
+            if self._can_share and can_share(unwrapped):
                 width = rows["completion_ids"].size(1)
                 groups = find_groups(rows["prompt_ids"], rows["prompt_mask"], width)
                 if groups is not None:
@@ -240,16 +246,3 @@ def body_of(model: Any) -> Any:
     if is_peft_model(model):
         model = model.get_base_model()
     return model.base_model
-
-
-@contextmanager
-def without_dropout(*models: Any) -> Iterator[None]:
-    """Switch dropout off, as in inference."""
-    was_training = [model.training for model in models]
-    for model in models:
-        model.eval()
-    try:
-        yield
-    finally:
-        for model, training in zip(models, was_training, strict=True):
-            model.train(training)

@@ -70,15 +70,16 @@ def test_new_tokens_of_a_state_and_equal_states_of_a_group_are_prefilled_once(
         passes.append((input_ids.shape, real))
         return forward(self, input_ids=input_ids, position_ids=position_ids, **rest)
 
+    policy = make_policy()
     monkeypatch.setattr(model, "forward", counting.__get__(model))
-    (episode,) = roll_out(make_policy(), 1)
+    (episode,) = roll_out(policy, 1)
     last = episode.transitions[-1]
     assert len(episode.transitions) > 1
     # every token once, but the last one sampled: nothing comes after it
     expected = len(last.prompt_ids) + len(last.completion_ids) - 1
     assert sum(real for _, real in passes) == expected
     passes.clear()
-    roll_out(make_policy(), 8)
+    roll_out(policy, 8)
     (prefilled, _), (decoded, _) = passes[:2]
     assert prefilled[0] == 2  # two groups of four
     assert prefilled[1] > 1

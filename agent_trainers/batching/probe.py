@@ -1,0 +1,112 @@
+"""Probe: short rows that show what a model supports, by comparison with each row alone.
+
+Padding, caches and TRL's fused head give most models the scores of a row alone, but not all: some
+attend to later tokens, count positions without a mask, or transform hidden states in their head.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch
+
+_PROMPTS: Final = (list(range(3, 12)), list(range(3, 12)), list(range(5, 10)))
+_COMPLETIONS: Final = (list(range(12, 16)), list(range(16, 22)), list(range(11, 16)))
+_ROUNDING: Final = 2e4
+"""Accepted difference, in units of the precision: batches add in another order, and matrices may be
+multiplied in TF32."""
+_MAX_DIFFERENCE: Final = 0.05
+
+
+class Probe:
+    """Short rows for an unwrapped causal model."""
+
+    def __init__(self, model: Any, temperature: float = 1.0) -> None:
+        self.model, self._temperature = model, temperature
+        size = int(model.config.get_text_config().vocab_size)
+        self.prompts = [[token % size for token in ids] for ids in _PROMPTS]
+        self.completions = [[token % size for token in ids] for ids in _COMPLETIONS]
+
+    def rows(self) -> dict[str, torch.Tensor]:
+        """Return the rows as `collate` makes them."""
+        width, length = (max(map(len, rows)) for rows in (_PROMPTS, _COMPLETIONS))
+        columns: dict[str, list[list[int]]] = {
+            "prompt_ids": [[0] * (width - len(ids)) + ids for ids in self.prompts],
+            "prompt_mask": [[0] * (width - len(ids)) + [1] * len(ids) for ids in self.prompts],
+            "completion_ids": [ids + [0] * (length - len(ids)) for ids in self.completions],
+            "completion_mask": [
+                [1] * len(ids) + [0] * (length - len(ids)) for ids in self.completions
+            ],
+        }
+        device = self.model.device
+        return {name: torch.tensor(rows, device=device) for name, rows in columns.items()}
+
+    @torch.no_grad()
+    def agrees(self, logprobs: Any, completions: Sequence[Sequence[int]] | None = None) -> bool:
+        """Return whether log-probabilities of tokens, (B, T), are those of each row alone.
+
+        The tokens are those of `completions`, or of the probe's own.
+        """
+        found, expected = [], []
+        for prompt, ids, row in zip(
+            self.prompts, completions or self.completions, logprobs, strict=True
+        ):
+            scores = self._score_alone([*prompt, *ids])[len(prompt) - 1 : -1]
+            tokens = torch.tensor(ids, device=scores.device)
+            expected.append(scores.gather(1, tokens[:, None])[:, 0])
+            found.append(torch.as_tensor(row[: len(ids)], device=scores.device))
+        difference = torch.cat(found).float() - torch.cat(expected)
+        return bool(difference.norm() <= self._tolerance * torch.cat(expected).norm())
+
+    def _score_alone(self, token_ids: Sequence[int]) -> torch.Tensor:
+        ids = torch.tensor([token_ids], device=self.model.device)
+        logits: torch.Tensor = self.model(input_ids=ids, **without_router_loss(self.model)).logits
+        return (logits[0].float() / self._temperature).log_softmax(dim=-1)  # (N, V)
+
+    @property
+    def _tolerance(self) -> float:
+        precision = torch.finfo(self.model.dtype).eps
+        is_autocast = torch.is_autocast_enabled(self.model.device.type)
+        if is_autocast or getattr(self.model, "hf_quantizer", None):
+            precision = torch.finfo(torch.bfloat16).eps
+        return min(_ROUNDING * precision, _MAX_DIFFERENCE)
+
+
+def supports(model: Any, agrees: Callable[[Probe], bool], temperature: float = 1.0) -> bool:
+    """Return whether a way of scoring works with a model and gives what rows alone give."""
+    try:
+        with torch.no_grad(), without_dropout(model):
+            return agrees(Probe(model, temperature))
+    except Exception:  # noqa: BLE001 - foreign code: the model does not support it
+        return False
+
+
+def drops_out(model: Any) -> bool:
+    """Return whether any module drops out in training, by a module or by a rate of its own."""
+    return any(
+        isinstance(rate, float) and rate > 0 and (name == "p" or "drop" in name)
+        for module in model.modules()
+        for name, rate in vars(module).items()
+    )
+
+
+@contextmanager
+def without_dropout(*models: Any) -> Iterator[None]:
+    """Switch dropout off, as in inference."""
+    was_training = [model.training for model in models]
+    for model in models:
+        model.eval()
+    try:
+        yield
+    finally:
+        for model, training in zip(models, was_training, strict=True):
+            model.train(training)
+
+
+def without_router_loss(model: Any) -> dict[str, bool]:
+    """Return the model arguments that switch off a mixture's own auxiliary loss.
+
+    It would be the loss of one forward pass, with a mask that does not fit a cache.
+    """
+    config = getattr(model, "module", model).config.get_text_config()
+    return {"output_router_logits": False} if hasattr(config, "output_router_logits") else {}
