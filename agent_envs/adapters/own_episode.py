@@ -8,11 +8,11 @@ import numpy as np
 
 from agent_envs.core.tool_env import ENDLESS, ToolEnv
 from agent_envs.errors import ConfigurationError
+from agent_envs.formats.control_strings import break_control_strings
 from agent_envs.formats.openai_format import (
     ApiMessage,
     FunctionCall,
     action_text,
-    break_control_strings,
     native_messages,
     native_tools,
     text_messages,

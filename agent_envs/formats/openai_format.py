@@ -10,7 +10,7 @@ so control tokens in texts are broken up (`break_control_strings`).
 import contextlib
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -30,6 +30,7 @@ from agent_envs.formats.actions import (
     skip_space,
     without_thoughts,
 )
+from agent_envs.formats.control_strings import Author, break_control_strings
 
 CALL_FUNCTION_TEXT: Final = "To call a tool, call one of the functions {names}. "
 ANSWER_IN_TEXT: Final = "To answer, write nothing but the answer, without a call."
@@ -54,18 +55,6 @@ For each function call, return a json object with function name and arguments wi
 </tool_call>"""
 
 ApiMessage = dict[str, Any]
-
-_WORDS: Final = "|".join([
-    r"<\|[^<>|\s]{1,80}\|?>", r"<[^<>|\s]{1,80}\|>",  # ChatML, Llama 3 and 4, Phi, GPT-OSS, Gemma 4
-    "<\uff5c[^<>\uff5c]{1,80}\uff5c>",  # DeepSeek
-    r"</?s>", r"<</?SYS>>",  # Llama 2
-    r"\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS|TOOL_CONTENT|THINK"
-    r"|CALL_ID|ARGS)\]",  # Mistral
-    r"<(?:start|end)_of_turn>", r"</?(?:bos|eos|pad|unk)>", r"\[gMASK\]", "<sop>",  # Gemma, GLM
-    r"</?tool_(?:response|result)>",  # Qwen, around tool results
-])  # fmt: skip
-_CALLS: Final = r"</?(?:tool_call|tools|think|arg_key|arg_value)>"
-"""Tags that models write, and feedback of an environment shows, but no tool result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,8 +184,8 @@ def text_messages(
     """
     converted: list[ApiMessage] = []
     before = None
-    for message in messages:
-        role, content = message["role"], _clean(message["content"], message["role"], control_tokens)
+    for message, content in zip(messages, _cleaned(messages, control_tokens), strict=True):
+        role = message["role"]
         if role == "tool":
             content = f"<tool_response>\n{content}\n</tool_response>"
         if role == before == "tool":  # several calls of one turn make one user message
@@ -206,7 +195,8 @@ def text_messages(
         before = role
     if tools:
         schemas = "\n".join(json.dumps(schema, ensure_ascii=False) for schema in tools)
-        described = HERMES_TOOLS_TEXT.format(schemas=_clean(schemas, "tool", control_tokens))
+        schemas = break_control_strings(_sendable(schemas), by="tool", more=control_tokens)
+        described = HERMES_TOOLS_TEXT.format(schemas=schemas)
         has_prompt = converted and converted[0]["role"] == "system"
         prompt = converted.pop(0)["content"] if has_prompt else ""
         converted.insert(0, {"role": "system", "content": (prompt + described).strip()})
@@ -224,8 +214,8 @@ def native_messages(
     """
     converted: list[ApiMessage] = []
     pending: list[str] = []  # ids of calls without a result
-    for place, message in enumerate(messages):
-        content = _clean(message["content"], message["role"], control_tokens)
+    contents = _cleaned(messages, control_tokens)
+    for place, (message, content) in enumerate(zip(messages, contents, strict=True)):
         if message["role"] == "assistant":
             converted += [_result(call_id, "") for call_id in pending]
             converted.append(_assistant(content, len(converted)))
@@ -246,8 +236,8 @@ def native_tools(
 ) -> list[dict[str, Any]]:
     """Return schemas for the API, with `control_tokens` and known ones broken up."""
     # Function names hold letters only; inside JSON strings another blank is harmless.
-    schemas = _clean(json.dumps(list(tools), ensure_ascii=False), "tool", control_tokens)
-    return list(json.loads(schemas))
+    schemas = _sendable(json.dumps(list(tools), ensure_ascii=False))
+    return list(json.loads(break_control_strings(schemas, by="tool", more=control_tokens)))
 
 
 def action_text(content: str, calls: Sequence[FunctionCall], tool_format: ToolFormat) -> str:
@@ -292,18 +282,19 @@ def _is_object(arguments: str) -> bool:
         return False
 
 
-def _clean(text: str, role: str, control_tokens: Sequence[str]) -> str:
-    # lone surrogates, which a tool may return, cannot be sent
-    sendable = text.encode("utf-8", "replace").decode("utf-8")
-    return break_control_strings(sendable, by_tool=role == "tool", more=control_tokens)
+def _cleaned(messages: Sequence[Message], more: Sequence[str]) -> list[str]:
+    """Return the contents of messages without control strings."""
+    contents, is_reply = [], False
+    for message in messages:
+        role, text = message["role"], message["content"]
+        is_reply |= role == "assistant"
+        by: Author | None = "tool" if role == "tool" else None
+        if role == "user" and is_reply:
+            by = "user"
+        contents.append(break_control_strings(_sendable(text), by=by, more=more))
+    return contents
 
 
-def break_control_strings(text: str, *, by_tool: bool = False, more: Iterable[str] = ()) -> str:
-    """Insert a blank after the first character of each control token in `text`.
-
-    A chat server may read ``<|im_end|>`` in a passage as the end of a turn. The tokens are those of
-    well-known model families, and `more`; in tool results also those around calls and thoughts.
-    """
-    known = sorted(map(re.escape, filter(str.strip, more)), key=len, reverse=True)
-    pattern = "|".join([*known, _WORDS, *([_CALLS] if by_tool else [])])
-    return re.sub(pattern, lambda found: f"{found[0][0]} {found[0][1:]}", text)
+def _sendable(text: str) -> str:
+    """Return a text without lone surrogates, which a tool may return."""
+    return text.encode("utf-8", "replace").decode("utf-8")

@@ -9,6 +9,7 @@ unmarked control token in the rendered text is the template's, and only those be
 
 import functools
 import re
+import unicodedata
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -17,6 +18,7 @@ from tokenizers.pre_tokenizers import Metaspace
 from transformers import PreTrainedTokenizerBase
 
 from agent_envs.errors import ConfigurationError
+from agent_envs.formats.control_strings import break_up
 
 _START: Final = "\udc00"
 """Precedes a character of a text that could start a control token."""
@@ -68,19 +70,25 @@ class ControlTokens:
         ends = "".join(sorted({*first, *(text[-1] for text in self._ids)}))
         self._ends = re.compile(f"[{re.escape(ends)}]" if ends else "(?!)")
 
-    def guard(self, value: Any, own: OwnMarkup | None = None) -> Any:
+    def guard(
+        self, value: Any, own: OwnMarkup | None = None, markers: re.Pattern[str] | None = None
+    ) -> Any:
         """Return a text, or a structure of texts, with marks before possible control tokens.
 
         Args:
             value: Text, or a list or dictionary of such (a tool's schema, a call's arguments).
             own: Markup that the text's author may write; None for none.
+            markers: Plain text with which the template marks roles, which is broken up.
         """
         if isinstance(value, str):
-            return self._guard_text(value, own)
+            return self._guard_text(self._without(markers, value) if markers else value, own)
         if isinstance(value, Mapping):
-            return {self.guard(key): self.guard(item, own) for key, item in value.items()}
+            return {
+                self.guard(key, None, markers): self.guard(item, own, markers)
+                for key, item in value.items()
+            }
         if isinstance(value, list | tuple):
-            return [self.guard(item, own) for item in value]
+            return [self.guard(item, own, markers) for item in value]
         return value
 
     def encode(self, marked: str) -> list[int]:
@@ -101,6 +109,12 @@ class ControlTokens:
         """Yield the template's control tokens in a rendered text: id, start and end."""
         for match in self._unmarked.finditer(marked):
             yield self._ids[match[0]], *match.span()
+
+    def _without(self, markers: re.Pattern[str], text: str) -> str:
+        if self._backend.normalizer is not None and not text.isascii():
+            normal = unicodedata.normalize("NFKC", text)  # as tokenizers that normalise see it
+            text = normal if markers.search(normal) else text
+        return break_up(markers, text)
 
     def _guard_text(self, text: str, own: OwnMarkup | None) -> str:
         text = clean(text)

@@ -12,13 +12,14 @@ import functools
 import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, cast
 
 from transformers import PreTrainedTokenizerBase
 
 from agent_envs.core.messages import Message
 from agent_envs.errors import ConfigurationError
+from agent_envs.formats.control_strings import CALLS
 from agent_trainers.policies.control_tokens import ControlTokens, OwnMarkup, clean
 from agent_trainers.policies.policy import Schemas
 from agent_trainers.trajectory import Transition
@@ -32,6 +33,10 @@ _DUMMY: Final[Sequence[Message]] = (
     {"role": "assistant", "content": f"{_MARK}{_MARK}"},
 )
 _QUESTION: Final[Message] = {"role": "user", "content": "Hello"}
+_ANSWER: Final[Message] = {"role": "assistant", "content": "Yes"}
+_WORD: Final = "Zq7x"
+_SYMBOL: Final = re.compile(r"[^\w\s.,;!?'\"()-]")
+_UNIT: Final = re.compile(r"<+[^<>\s]{1,80}>+|\[+[^\[\]\s]{1,80}\]+")
 _THOUGHT: Final = ("<think>", "</think>")
 _TAG: Final = re.compile(r"</?[\w-]+>|\[/?[A-Z_]+\]")
 """Possible start or end of a thought or a call."""
@@ -54,6 +59,8 @@ class ChatRenderer:
         self.tokenizer = tokenizer
         self.control_tokens = ControlTokens(tokenizer)
         self._kwargs = dict(chat_template_kwargs or {})
+        self._missing_roles: frozenset[str] = frozenset()
+        self._missing_roles = self._find_missing_roles()
         self._encode_state = functools.lru_cache(_CACHED)(self._encode_new_state)
         self._encode_suffix = functools.lru_cache(_CACHED)(self._encode_new_suffix)
 
@@ -94,7 +101,10 @@ class ChatRenderer:
 
     def note_ids(self, text: str) -> list[int]:
         """Return the tokens of a text in a message that may quote the model's turns."""
-        return self.control_tokens.encode(self.control_tokens.guard(text, self._own_markup))
+        markers, _ = self._markers
+        return self.control_tokens.encode(
+            self.control_tokens.guard(text, self._own_markup, markers)
+        )
 
     def end_of_state(self, prompt_ids: Sequence[int]) -> int | None:
         """Return the index at which the user's message before the model's turn ends, if any."""
@@ -112,7 +122,7 @@ class ChatRenderer:
     def _encode_new_state(self, key: str) -> list[int]:
         messages, tools = json.loads(key)
         return self.control_tokens.encode(
-            self._apply_template(self._guard(messages), self.control_tokens.guard(tools))
+            self._apply_template(self._guard(messages), self._guard_tools(tools))
         )
 
     def _encode_new_suffix(self, key: str, last_id: int) -> list[int] | None:
@@ -121,7 +131,7 @@ class ChatRenderer:
         None if the template's own text does not show the place.
         """
         reply, tools = json.loads(key)
-        marked = self._suffix(self._guard(reply), self.control_tokens.guard(tools), last_id)
+        marked = self._suffix(self._guard(reply), self._guard_tools(tools), last_id)
         if marked is None:
             return None
         # Encoded with the previous token: some tokenizers treat the start of a text differently.
@@ -185,6 +195,8 @@ class ChatRenderer:
     def _apply_template(
         self, messages: Sequence[Message], tools: Schemas, *, add_generation_prompt: bool = True
     ) -> str:
+        if self._missing_roles:
+            messages = _fold(messages, self._missing_roles)
         text = self.tokenizer.apply_chat_template(
             [dict(message) for message in messages],
             tools=list(tools) if tools else None,
@@ -199,8 +211,82 @@ class ChatRenderer:
         guarded = []
         for message in messages:
             own = self._own_markup if message["role"] == "assistant" else None
-            guarded.append(cast(Message, self.control_tokens.guard(message, own)))
+            markers = self._markers[message["role"] == "tool"]
+            content = self.control_tokens.guard(message["content"], own, markers)
+            guarded.append(
+                cast(Message, {**self.control_tokens.guard(message), "content": content})
+            )
         return guarded
+
+    def _guard_tools(self, tools: Schemas) -> Any:
+        return self.control_tokens.guard(tools, None, self._markers[True])
+
+    def _find_missing_roles(self) -> frozenset[str]:
+        """Return the roles that the template refuses, and ``tool`` if it leaves results out."""
+        missing = set()
+        states: dict[str, list[Message]] = {
+            "user": [_QUESTION],
+            "system": [{"role": "system", "content": _WORD}, _QUESTION],
+            "tool": [_QUESTION, _ANSWER, {"role": "tool", "name": "f", "content": _WORD}],
+        }
+        for role, state in states.items():
+            try:
+                text = self._apply_template(state, None)
+            except Exception as error:
+                if role == "user":
+                    raise ConfigurationError(
+                        f"The chat template of {self.tokenizer.name_or_path!r} cannot render a "
+                        f"user's message: {error}. Set tokenizer.chat_template."
+                    ) from error
+                missing.add(role)
+            else:
+                missing |= {role} if role == "tool" and _WORD not in text else set()
+        return frozenset(missing)
+
+    @functools.cached_property
+    def _markers(self) -> tuple[re.Pattern[str] | None, re.Pattern[str] | None]:
+        """Plain text with which the template marks roles: in any message, and in tool results.
+
+        It is what the template writes around contents: units in brackets, lines with a symbol such
+        as a colon, and where no control token is near, any line. Other words next to control
+        tokens, such as ``user``, mark nothing by themselves.
+        """
+        written: dict[str, str] = {}
+        for roles in (
+            ["user"],
+            ["system", "user", "assistant", "user"],
+            ["user", "assistant", "tool"],
+        ):
+            messages = [cast(Message, {"role": r, "name": "f", "content": _MARK}) for r in roles]
+            try:
+                text = self._apply_template(messages, None)
+            except Exception:  # noqa: BLE001, S112 - foreign code: the template rejects it
+                continue
+            for run in text.split(_MARK):
+                written |= self._patterns_of(run)
+        everyone = [written[text] for text in sorted(written, key=len, reverse=True)
+                    if not CALLS.fullmatch(text)]  # fmt: skip
+        by_tools = [*everyone, *(written[text] for text in written if CALLS.fullmatch(text))]
+        everywhere, in_results = (
+            re.compile("|".join(patterns), re.MULTILINE) if patterns else None
+            for patterns in (everyone, by_tools)
+        )
+        return everywhere, in_results
+
+    def _patterns_of(self, run: str) -> dict[str, str]:
+        """Return patterns of the role markers in text of the template, by marker."""
+        patterns: dict[str, str] = {}
+        spans = [(start, end) for _, start, end in self.control_tokens.find(run)]
+        starts = [0, *(end for _, end in spans)]
+        for start, end in zip(starts, [*(start for start, _ in spans), len(run)], strict=True):
+            for line in filter(None, map(str.strip, run[start:end].splitlines())):
+                units = _UNIT.findall(line)
+                patterns |= {unit: re.escape(unit) for unit in units}
+                if not units and _SYMBOL.search(line):
+                    patterns[line] = rf"(?<!\w){re.escape(line)}"
+                elif not units and not spans:
+                    patterns[line] = f"^{re.escape(line)}$"
+        return patterns
 
     @functools.cached_property
     def _end_of_turn(self) -> int:
@@ -215,6 +301,22 @@ class ChatRenderer:
         tags = self.control_tokens.tags
         prompt = self._apply_template([_QUESTION], None).rstrip()
         return OwnMarkup(tags, next((tag[1:-1] for tag in tags if prompt.endswith(tag)), ""))
+
+
+def _fold(messages: Sequence[Message], missing: Collection[str]) -> list[Message]:
+    """Return messages without roles that a template lacks: their texts go to the user's."""
+    folded: list[Message] = []
+    for message in messages:
+        role, content = message["role"], message["content"]
+        if role in missing:
+            if role == "tool":
+                content = f"<tool_response>\n{content}\n</tool_response>"
+            role = "user"
+        if folded and role == folded[-1]["role"] == "user":
+            folded[-1]["content"] += f"\n\n{content}"
+        else:
+            folded.append({"role": role, "content": content})
+    return folded
 
 
 def _key(messages: Sequence[Message], tools: Schemas) -> str:

@@ -111,3 +111,21 @@ def test_what_is_added_is_what_the_template_would_have_written(name):
                     before = [*previous.prompt_ids, *previous.completion_ids]
                     assert ids[: len(before)] == before
                     assert shown.count("Hm,") == len(messages) // 2 - 1
+
+
+def test_texts_of_roles_that_a_template_lacks_go_to_the_user():
+    renderer = ChatRenderer(make_tokenizer("gemma"))  # no system role, and turns alternate
+    turn = {"role": "assistant", "content": "act"}
+    assert renderer.render([*STATE, turn, REPLY, REPLY], None).endswith(
+        "<start_of_turn>user\nAnswer.\n\nWhere is Oslo?<end_of_turn>\n"
+        "<start_of_turn>model\nact<end_of_turn>\n<start_of_turn>user\n"
+        + "\n\n".join([f"<tool_response>\n{REPLY['content']}\n</tool_response>"] * 2)
+        + "<end_of_turn>\n<start_of_turn>model\n"
+    )
+
+
+def test_a_template_that_fails_is_refused_before_the_run():
+    tokenizer = make_tokenizer("qwen2_5")
+    tokenizer.chat_template = "{{ raise_exception('only images') }}"
+    with pytest.raises(ConfigurationError, match="cannot render a user's message: only images"):
+        ChatRenderer(tokenizer)
