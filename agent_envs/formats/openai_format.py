@@ -10,7 +10,7 @@ so control tokens in texts are broken up (`break_control_strings`).
 import contextlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -182,17 +182,11 @@ def text_messages(
 
     The system prompt describes `tools`, unless the state does (None).
     """
-    converted: list[ApiMessage] = []
-    before = None
-    for message, content in zip(messages, _cleaned(messages, control_tokens), strict=True):
-        role = message["role"]
-        if role == "tool":
-            content = f"<tool_response>\n{content}\n</tool_response>"
-        if role == before == "tool":  # several calls of one turn make one user message
-            converted[-1]["content"] += f"\n{content}"
-        else:
-            converted.append({"role": "user" if role == "tool" else role, "content": content})
-        before = role
+    contents = _cleaned(messages, control_tokens)
+    converted = fold_roles(
+        [{"role": m["role"], "content": c} for m, c in zip(messages, contents, strict=True)],
+        {"tool"},
+    )
     if tools:
         schemas = "\n".join(json.dumps(schema, ensure_ascii=False) for schema in tools)
         schemas = break_control_strings(_sendable(schemas), by="tool", more=control_tokens)
@@ -201,6 +195,25 @@ def text_messages(
         prompt = converted.pop(0)["content"] if has_prompt else ""
         converted.insert(0, {"role": "system", "content": (prompt + described).strip()})
     return converted
+
+
+def fold_roles(
+    messages: Iterable[Mapping[str, Any]], missing: Collection[str]
+) -> list[dict[str, Any]]:
+    """Return messages without roles that are `missing`: their texts become part of the user's."""
+    folded: list[dict[str, Any]] = []
+    before = None
+    for message in messages:
+        role, content = message["role"], message["content"]
+        shown = "user" if role in missing else role
+        if shown != role == "tool":
+            content = f"<tool_response>\n{content}\n</tool_response>"
+        if folded and shown == folded[-1]["role"] == "user":
+            folded[-1]["content"] += ("\n" if role == before else "\n\n") + content
+        else:
+            folded.append({"role": shown, "content": content})
+        before = role
+    return folded
 
 
 def native_messages(

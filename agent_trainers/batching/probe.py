@@ -10,6 +10,9 @@ from typing import Any, Final
 
 import torch
 
+from agent_trainers.batching.collate import collate
+from agent_trainers.batching.rows import Row
+
 _PROMPTS: Final = (list(range(3, 12)), list(range(3, 12)), list(range(5, 10)))
 _COMPLETIONS: Final = (list(range(12, 16)), list(range(16, 22)), list(range(11, 16)))
 _ROUNDING: Final = 2e4
@@ -28,18 +31,13 @@ class Probe:
         self.completions = [[token % size for token in ids] for ids in _COMPLETIONS]
 
     def rows(self) -> dict[str, torch.Tensor]:
-        """Return the rows as `collate` makes them."""
-        width, length = (max(map(len, rows)) for rows in (_PROMPTS, _COMPLETIONS))
-        columns: dict[str, list[list[int]]] = {
-            "prompt_ids": [[0] * (width - len(ids)) + ids for ids in self.prompts],
-            "prompt_mask": [[0] * (width - len(ids)) + [1] * len(ids) for ids in self.prompts],
-            "completion_ids": [ids + [0] * (length - len(ids)) for ids in self.completions],
-            "completion_mask": [
-                [1] * len(ids) + [0] * (length - len(ids)) for ids in self.completions
-            ],
-        }
+        """Return the rows as tensors."""
+        rows = [
+            Row(0, prompt, ids, *([[0] * len(ids)] * 4))
+            for prompt, ids in zip(self.prompts, self.completions, strict=True)
+        ]
         device = self.model.device
-        return {name: torch.tensor(rows, device=device) for name, rows in columns.items()}
+        return {name: tensor.to(device) for name, tensor in collate(rows, 0).items()}
 
     @torch.no_grad()
     def agrees(self, logprobs: Any, completions: Sequence[Sequence[int]] | None = None) -> bool:

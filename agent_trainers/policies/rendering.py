@@ -12,7 +12,7 @@ import functools
 import itertools
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
 from transformers import PreTrainedTokenizerBase
@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerBase
 from agent_envs.core.messages import Message
 from agent_envs.errors import ConfigurationError
 from agent_envs.formats.control_strings import CALLS
+from agent_envs.formats.openai_format import fold_roles
 from agent_trainers.policies.control_tokens import ControlTokens, OwnMarkup, clean
 from agent_trainers.policies.policy import Schemas
 from agent_trainers.trajectory import Transition
@@ -195,10 +196,9 @@ class ChatRenderer:
     def _apply_template(
         self, messages: Sequence[Message], tools: Schemas, *, add_generation_prompt: bool = True
     ) -> str:
-        if self._missing_roles:
-            messages = _fold(messages, self._missing_roles)
+        missing = self._missing_roles
         text = self.tokenizer.apply_chat_template(
-            [dict(message) for message in messages],
+            fold_roles(messages, missing) if missing else [dict(message) for message in messages],
             tools=list(tools) if tools else None,
             tokenize=False,
             add_generation_prompt=add_generation_prompt,
@@ -301,22 +301,6 @@ class ChatRenderer:
         tags = self.control_tokens.tags
         prompt = self._apply_template([_QUESTION], None).rstrip()
         return OwnMarkup(tags, next((tag[1:-1] for tag in tags if prompt.endswith(tag)), ""))
-
-
-def _fold(messages: Sequence[Message], missing: Collection[str]) -> list[Message]:
-    """Return messages without roles that a template lacks: their texts go to the user's."""
-    folded: list[Message] = []
-    for message in messages:
-        role, content = message["role"], message["content"]
-        if role in missing:
-            if role == "tool":
-                content = f"<tool_response>\n{content}\n</tool_response>"
-            role = "user"
-        if folded and role == folded[-1]["role"] == "user":
-            folded[-1]["content"] += f"\n\n{content}"
-        else:
-            folded.append({"role": role, "content": content})
-    return folded
 
 
 def _key(messages: Sequence[Message], tools: Schemas) -> str:

@@ -119,7 +119,7 @@ def test_texts_of_roles_that_a_template_lacks_go_to_the_user():
     assert renderer.render([*STATE, turn, REPLY, REPLY], None).endswith(
         "<start_of_turn>user\nAnswer.\n\nWhere is Oslo?<end_of_turn>\n"
         "<start_of_turn>model\nact<end_of_turn>\n<start_of_turn>user\n"
-        + "\n\n".join([f"<tool_response>\n{REPLY['content']}\n</tool_response>"] * 2)
+        + "\n".join([f"<tool_response>\n{REPLY['content']}\n</tool_response>"] * 2)
         + "<end_of_turn>\n<start_of_turn>model\n"
     )
 
