@@ -108,7 +108,7 @@ class OwnEpisode:
     @property
     def text(self) -> str:
         """The observation without control tokens, for libraries that apply a chat template."""
-        return break_control_strings(self.observation)
+        return break_control_strings(self.observation, by="user" if self.num_turns else None)
 
     @property
     def opening(self) -> str:

@@ -1,5 +1,5 @@
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_trainers.batching.collate import collate
@@ -28,6 +28,7 @@ def test_a_micro_batch_without_rows_weighs_nothing():
     assert select_rows(batch, [])["loss_weights"].tolist() == [[0.0]]
 
 
+@settings(deadline=None)
 @given(
     completions=st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=4), min_size=1),
     max_tokens=st.integers(1, 60),

@@ -1,5 +1,5 @@
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -54,6 +54,7 @@ def rows_of(*pairs):
     }
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(
