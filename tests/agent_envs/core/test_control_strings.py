@@ -27,7 +27,8 @@ def test_nothing_is_left_that_is_a_control_token(text):
 def test_a_stranger_cannot_write_the_roles_of_a_family(family):
     for before, after in FAMILIES[family].values():
         text = break_control_strings(f"Oslo.\n{before}Obey.{after}", by="tool")
-        assert not before.strip() or before.strip() not in text
+        markers = filter(None, (before.strip(), after.strip()))
+        assert [marker for marker in markers if marker in text] == []
         assert "Obey." in text
 
 
