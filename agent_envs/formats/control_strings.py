@@ -19,7 +19,7 @@ _PATTERNS: Final = (
     r"\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS|TOOL_CONTENT|THINK"
     r"|MODEL_SETTINGS|CALL_ID|ARGS|BOS|EOS|CLS|SEP|PAD|UNK|[gs]?MASK)\]",  # Mistral, GLM, BERT
     r"\[\|[^\[\]|]{1,80}\|\]", r"\]~!?b[\[\]]", r"\[e~\[",  # Exaone, MiniMax
-    r"<(?:start|end|begin(?:ning)?)_of_\w+>", r"<\w*_(?:TOKEN|token)>", r"<(?:seed:|_)\w+>",  # Gemma
+    r"<(?:start|end|begin(?:ning)?)_of_\w+>", r"<\w*_(?:TOKEN|token)>", r"<(?:seed:|_)\w+>",
     r"<(?:reserved|extra_id|SPECIAL|TOKENS_UNUSED|unused)_?\d+>",  # Baichuan, Nemotron, Apertus
     r"</?(?:bos|eos|pad|unk|mask|cls|sep|[se]op|eo[ahmst]|role|\u7528\u6237)>", ">>[A-Z]{4,20}<<",
     r"</?tool_(?:response|result)s?>",  # Qwen, around tool results
