@@ -21,8 +21,16 @@ from pathlib import Path
 from typing import IO, Final, cast
 
 from agent_envs.core.async_bridge import call_with_deadline
+from agent_envs.scoring.math_text import (
+    contained_formulas,
+    is_copied,
+    is_number,
+    latex,
+    units_differ,
+    without_unit,
+)
 
-SECONDS: Final = 10.0
+SECONDS: Final = 60.0
 """Longest time of a comparison. The process stops itself after a second of processor time, so this
 limit is for a busy machine."""
 MAX_CHARS: Final = 1_000
@@ -36,6 +44,9 @@ _FORMULA: Final = re.compile(
     r"\$\$(.+?)\$\$|(?<!\\)\$(.+?)(?<!\\)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.S
 )
 _BOX: Final = re.compile(r"\\(?:boxed|fbox)\b")
+_NESTED_BOX: Final = re.compile(
+    r"(\\(?:boxed|fbox)\{(?:[^{}]|\{[^{}]*\})*?)\\(?:boxed|fbox)\{((?:[^{}]|\{[^{}]*\})*)\}"
+)
 _THOUSANDS: Final = re.compile(r"(?<=\d)(?:\\[,!;: ]|\{,\}|,\\!)(?=\d{3}(?!\d))")
 _FRACTION: Final = re.compile(r"frac\s*(\d)\s*(\d)")
 _SPACING: Final = re.compile(r"(?<!\\)\\[,;!: ]|\\q?quad\b|~")
@@ -51,7 +62,7 @@ _RELATION: Final = re.compile(
     r"[<>\u2264\u2265\u2260]|\\(?:not|n?(?:leq?|geq?)|[lg]eqslant|neq?|lt|gt)(?![a-z])"
 )
 _OF_A_SET: Final = re.compile(r"[(\[=]|\\(?:in|cup|cap|infty)(?![a-z])")
-_BASE: Final = re.compile(r"\d\s*_\s*\{?\s*(?!10\b)\d")
+_BASE: Final = re.compile(r"\d\s*_\s*\{?\s*(?!10\b)(\d+)")
 _NUMBER: Final = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?")
 _WORD: Final = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 _NAME: Final = re.compile(r"[A-Za-z]\w*(?:\([a-z]\))?|[A-Za-z ]+")
@@ -69,9 +80,17 @@ class MathJudge:
         self._owner = os.getpid()
         atexit.register(self.close)
 
-    def is_equal(self, answer: str, gold: str) -> bool:
-        """Return whether two answers mean the same: LaTeX, numbers, expressions, words."""
-        gold, said = _formula(gold), _stated_value(answer)
+    def is_equal(
+        self, answer: str, gold: str, *, question: str = "", wants_number: bool = False
+    ) -> bool:
+        """Return whether two answers mean the same: LaTeX, numbers, expressions, words.
+
+        An expression of the `question` is no answer, unless it is the gold answer. With
+        `wants_number`, an expression that has to be calculated first is none either.
+        """
+        answer, written = latex(answer), latex(gold)
+        gold = _formula(written)
+        said = _stated_value(answer)
         if _plain(answer) == _plain(gold) or (said and _plain(said) == _plain(gold)):
             return bool(_plain(gold))
         if said is None or len(said) > MAX_CHARS or not _states_one_value(said, gold):
@@ -79,9 +98,16 @@ class MathJudge:
         sides = [said] if "=" in gold else said.split("=")
         if len(sides) > 1 and _NAME.fullmatch(sides[0].strip()):
             del sides[0]  # x = 5
-        asked = [side for side in sides if _plain(side) != _plain(gold)]
+        value = sides[-1]
+        if units_differ(value, written) or (wants_number and is_number(gold) > is_number(value)):
+            return False
+        if is_copied(value, gold, question):
+            return False
         with self._lock:
-            return all(self._ask(json.dumps({"gold": gold, "answer": side})) for side in asked)
+            copied = contained_formulas(value, question)
+            return all(self._are_equal(side, gold) for side in sides) and not any(
+                self._are_equal(formula, gold) for formula in copied
+            )
 
     def close(self) -> None:
         """Stop the process."""
@@ -89,6 +115,11 @@ class MathJudge:
         if process is not None and self._owner == os.getpid():
             process.kill()
             process.communicate()
+
+    def _are_equal(self, answer: str, gold: str) -> bool:
+        answer, gold = without_unit(answer), without_unit(gold)
+        pair = {"gold": gold, "answer": answer}
+        return _plain(answer) == _plain(gold) or self._ask(json.dumps(pair))
 
     def _ask(self, line: str) -> bool:
         if self._owner != os.getpid():  # a fork must not share its parent's pipes
@@ -114,9 +145,9 @@ class MathJudge:
 _judge: Final = MathJudge()
 
 
-def math_equal(answer: str, gold: str) -> bool:
-    """Return whether `answer` means the same as `gold`; see `MathJudge`."""
-    return _judge.is_equal(answer, gold)
+def math_equal(answer: str, gold: str, *, question: str = "", wants_number: bool = False) -> bool:
+    """Return whether `answer` means the same as `gold`; see `MathJudge.is_equal`."""
+    return _judge.is_equal(answer, gold, question=question, wants_number=wants_number)
 
 
 def gsm8k_match(answer: str, gold: str) -> float:
@@ -142,6 +173,8 @@ def last_boxed(solution: str) -> str | None:
 
 def _stated_value(answer: str) -> str | None:
     """Return the formula or text that an answer states; None if it states several or none."""
+    while (unwrapped := _NESTED_BOX.sub(r"\1\2", answer)) != answer:
+        answer = unwrapped
     if starts := [match.start() for match in _BOX.finditer(answer)]:
         pairs = itertools.pairwise([*starts, len(answer)])
         boxed = {last_boxed(answer[i:j]) for i, j in pairs}
@@ -169,9 +202,11 @@ def _states_one_value(said: str, gold: str) -> bool:
     said, gold = _TABLE.sub("T", said), _TABLE.sub("T", gold)
     if said.count("{") != said.count("}") or "=" in said[-1:]:
         return False
-    for several in (_CHOICE, _SEVERAL, _BASE):
+    for several in (_CHOICE, _SEVERAL):
         if several.search(said) and not several.search(gold):
             return False
+    if not set(_BASE.findall(said)) <= set(_BASE.findall(gold)):
+        return False
     if _RELATION.search(said) and not (_RELATION.search(gold) or _OF_A_SET.search(gold)):
         return False  # less than 5 is not 5
     if re.search(r"\band\b", said) and not re.search(r",|\band\b", gold):

@@ -169,8 +169,8 @@ def _score_f1(task: Mapping[str, Any], answer: Any) -> Outcome:
 
 
 def _score_math(task: Mapping[str, Any], answer: Any) -> float:
-    text = str("" if answer is None else answer)
-    return float(any(math_equal(text, gold) for gold in _golds(task)))
+    text, question = str("" if answer is None else answer), str(task.get("question", ""))
+    return float(any(math_equal(text, gold, question=question) for gold in _golds(task)))
 
 
 REWARDS: Final[Mapping[str, ScoreAnswer]] = {

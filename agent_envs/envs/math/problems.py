@@ -43,6 +43,8 @@ class MathEnv(DatasetEnv):
     }
     default_rewards = {"correct": 1.0, "format": 0.02}
     outcome_terms = frozenset({"correct"})
+    wants_number = False
+    """Whether an answer that is still to be calculated, such as ``17 + 1``, is wrong."""
     tool_signatures = ("calculator(expression)",)
     optional_tool_names = ("python",)
     metric_names = ("success", "num_used_results", *DatasetEnv.metric_names)
@@ -84,7 +86,10 @@ class MathEnv(DatasetEnv):
 
     def on_answer(self, answer: str) -> None:
         self._note_use(answer)
-        self.is_correct = math_equal(answer, self.task.answers[0])
+        self.is_correct = math_equal(
+            answer, self.task.answers[0], question=self.task.question,
+            wants_number=self.wants_number,
+        )  # fmt: skip
         if self.is_correct:
             self.noted["intermediate_value"] += self._progress.advance(1.0)
 
@@ -149,6 +154,7 @@ class GSM8KEnv(MathEnv):
         read=_read_gsm8k,
         form="A GSM8K row needs 'question', and 'answer': a solution that ends with '#### 42'.",
     )
+    wants_number = True
     metric_names = (*MathEnv.metric_names, "official_match", "intermediate_value_recall")
     default_rewards = {**MathEnv.default_rewards, "intermediate_value": 0.1}
 

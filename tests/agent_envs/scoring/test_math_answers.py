@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001 - Unicode is what is tested
 import os
 
 import pytest
@@ -50,6 +51,61 @@ def test_answers_that_mean_the_same_are_equal(gold, answer):
 )  # fmt: skip
 def test_answers_that_do_not_are_not(gold, answer):
     assert not math_equal(answer, gold)
+
+
+NOTATIONS = [  # gold, what means the same, what does not
+    (r"\frac{1}{2}", "½", "2½"), (r"\frac{5}{2}", "2½", "21/2"), ("123", "１２３", "１２４"),
+    ("10000", "10\u2009000", "10\u200900"), ("12345", "12\u202f345", "12\u202f34"),
+    ("5", r"\boxed{\boxed{5}}", r"\boxed{5 \boxed{6}}"), ("x^2-1", "x²−1", "x2−1"),
+    (r"3\sqrt{2}", "3√2", "√32"), (r"2\pi", "2π", "2"), (r"45^\circ", "45°", "45 rad"),
+    (r"5\text{ cm}", "5 centimeters", "5 m"), (r"5\text{ cm}^2", "5 square cm", "5 cm"),
+    ("5 m", "5\u00a0m", "5\u00a0km"), ("101_2", "$101_{2}$", "101_3"), (".5", "0.50", "50%"),
+    (r"50\%", "50", "0.5"), (r"\$5", "5 dollars", "5 €"), ("(1,2)", "（1，2）", "（2，1）"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("gold", "same", "other"), NOTATIONS)
+def test_notations_are_read_as_people_do(gold, same, other):
+    assert math_equal(same, gold)
+    assert not math_equal(other, gold)
+
+
+QUESTION = r"Compute $\sqrt{242} + 0.5 - \frac12$ and simplify $\frac{12x}{3}$, where $x = a + b$."
+
+
+@pytest.mark.parametrize(
+    ("copy", "gold"),
+    [
+        (r"\sqrt{242}", r"11\sqrt2"), (r"$\sqrt {242}$", r"11\sqrt2"), ("√242", r"11\sqrt2"),
+        (r"0.5 + \sqrt{242} - \frac{1}{2}", r"11\sqrt2"), ("0.5", r"\frac{1}{2}"),
+        (r"\sqrt{242} + 0.5 - \dfrac{1}{2} + 7 - 7", r"11\sqrt2"), ("12x/3", "4x"),
+        ("(12 x) / 3", "4x"), (r"4x = \frac{12x}{3}", "4x"),
+    ],
+)  # fmt: skip
+def test_an_expression_of_the_question_is_no_answer(copy, gold):
+    assert math_equal(copy, gold)  # it has the same value
+    assert not math_equal(copy, gold, question=QUESTION)
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold"),
+    [
+        (r"11\sqrt{2}", r"11\sqrt2"), (r"\sqrt{242} = 11\sqrt{2}", r"11\sqrt2"), ("4x", "4x"),
+        ("x * 4", "4x"), ("a+b", "a + b"), ("b + a", "a+b"), ("(a+b)^2", "a^2+2ab+b^2"),
+        ("0.50", "0.5"), ("3", "3.0"), ("A", r"\text{(A)}"),
+    ],
+)  # fmt: skip
+def test_an_answer_of_its_own_counts_whatever_the_question_shares_with_it(answer, gold):
+    assert math_equal(answer, gold, question=QUESTION)
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_number"),
+    [("18", True), ("$18.00", True), ("18 dollars", True), ("x = 18", True), ("9 * 2 = 18", True),
+     ("18-7+7", False), ("9 * 2", False), (r"\sqrt{324}", False)],
+)  # fmt: skip
+def test_where_a_number_is_wanted_nothing_is_left_to_calculate(answer, is_number):
+    assert math_equal(answer, "18", wants_number=True) == is_number
 
 
 VALUES = st.integers(-99, 999).map(str) | st.sampled_from([r"\frac{1}{2}", "x+1", r"\pi", "0.25"])
