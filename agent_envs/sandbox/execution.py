@@ -93,7 +93,8 @@ class Execution(contextlib.AbstractContextManager["Execution"]):
             self.exchange()
         report = self._report or {}
         if self._is_late:
-            return Result(status="timeout", exit_code=None, stdout="", stderr="")
+            seconds = self._limits.longest_seconds + _GRACE_SECONDS
+            return Result(status="timeout", exit_code=None, stdout="", stderr="", seconds=seconds)
         if "exit_code" not in report:
             if self._has_started:
                 return Result(status="error", exit_code=-9, stdout="", stderr=_CRASH_TEXT)
@@ -112,6 +113,7 @@ class Execution(contextlib.AbstractContextManager["Execution"]):
             stderr=stderr,
             folder=self._folder,
             left_out=tuple(report.get("left_out", ())),
+            **{name: report[name] for name in ("seconds", "peak_memory_mb", "denied_calls")},
         )
 
     def __exit__(self, *_: object) -> None:

@@ -27,6 +27,7 @@ from typing import Any, Final, TypeAlias
 
 from agent_envs.errors import SandboxError, SandboxUnavailableError
 from agent_envs.sandbox.archive import remove_tree
+from agent_envs.sandbox.control_groups import ControlGroup
 from agent_envs.sandbox.execution import Execution
 from agent_envs.sandbox.results import Level, Limits
 from agent_envs.sandbox.seccomp import build_filter
@@ -126,7 +127,8 @@ class StrongLauncher:
         if tuple(map(int, release.split("-")[0].split(".")[:2])) < _OLDEST_KERNEL:
             raise _unavailable(f"its kernel is {release}")
         self._is_closed = False
-        self._config = {"home": str(Path.home()), "seccomp": build_filter().hex()}
+        filters = [build_filter(notifies=notifies).hex() for notifies in (True, False)]
+        self._config = {"home": str(Path.home()), "seccomp": filters}
         self._process, self._socket = _start_zygote(self._config)
         try:
             self._test()
@@ -142,13 +144,16 @@ class StrongLauncher:
             if self._is_closed:
                 control.close()
                 raise SandboxError("The sandbox is closed.")
+            group = ControlGroup()
+            given = [theirs.fileno(), *group.descriptors]
             try:
-                socket.send_fds(self._socket, [b"r"], [theirs.fileno()])
+                socket.send_fds(self._socket, [b"r"], given)
             except OSError:  # someone killed the zygote: the machine, out of memory, perhaps
                 self._end_zygote()
                 self._process, self._socket = _start_zygote(self._config)
-                socket.send_fds(self._socket, [b"r"], [theirs.fileno()])
-        return control, lambda: None  # the scratch directory disappears with its namespace
+                socket.send_fds(self._socket, [b"r"], given)
+            group.close()
+        return control, group.remove  # the scratch directory disappears with its namespace
 
     def close(self) -> None:
         """End the zygote; every program ends with it."""
@@ -193,25 +198,32 @@ class PlainLauncher:
         del limits
         folder = tempfile.mkdtemp(prefix="agent-envs-scratch-")
         environment = {**ENVIRONMENT, "HOME": folder, "TMPDIR": folder}
+        group = ControlGroup()
         try:
-            control, end = self._start(python_command(), env=environment, cwd=folder)
+            control, end = self._start(
+                python_command(), group.descriptors, env=environment, cwd=folder
+            )
         except SandboxError:
+            group.remove()
             remove_tree(folder)
             raise
+        group.close()
 
         def clean_up() -> None:
             end()
+            group.remove()
             remove_tree(folder)  # if the supervisor could not
 
         return control, clean_up
 
     def _start(
-        self, command: Sequence[str], **options: Any
+        self, command: Sequence[str], group: Sequence[int] = (), **options: Any
     ) -> tuple[socket.socket, Callable[[], bool]]:
         """Start `supervisor.main`; return also what ends it and tells if it ended by itself."""
         if self._is_closed:
             raise SandboxError("The sandbox is closed.")
-        process, control = start_module(command, "supervisor", {}, **options)
+        config = {"group": list(group)}
+        process, control = start_module(command, "supervisor", config, pass_fds=group, **options)
         return control, lambda: end_process(process)
 
     def close(self) -> None:

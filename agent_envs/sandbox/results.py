@@ -131,6 +131,14 @@ class Result:
     left_out: tuple[str, ...] = ()
     """Entries that `folder` does not contain: a few lines of ``path: reason``."""
 
+    seconds: float = field(default=0.0, compare=False)
+    """Wall-clock time, that of waiting for a processor included."""
+    peak_memory_mb: float = field(default=0.0, compare=False)
+    """Memory of all processes together at its largest, as far as samples show it."""
+    denied_calls: int | None = field(default=None, compare=False)
+    """System calls that the level ``strong`` refused with EPERM, at most 1,000; None where they are
+    not counted. Ordinary programs make a few: they look for sockets of the system's services."""
+
     @property
     def files(self) -> dict[str, bytes]:
         """The plain files of `folder`: path -> content."""

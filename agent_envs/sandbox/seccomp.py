@@ -75,7 +75,7 @@ _Instruction: TypeAlias = tuple[int, int, int, int]
 """An operation, how far to jump if it holds and if not, and what it works with."""
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
+_ALLOW, _KILL, _ERRNO, _NOTIFY = 0x7FFF0000, 0x80000000, 0x00050000, 0x7FC00000
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
 _NEWEST_KNOWN: Final = 463
 """Calls above this number are newer than the tables, and answered as if they did not exist."""
@@ -190,11 +190,15 @@ _PRETENDED: Final[Mapping[str, tuple[int, int | None, int]]] = {
 """Calls that are not executed and answered with something other than EPERM."""
 
 
-def build_filter(machine: str = "") -> bytes:
+_fail_announced: Final = (_RETURN, 0, 0, _NOTIFY)
+
+
+def build_filter(machine: str = "", *, notifies: bool = False) -> bytes:
     """Return the filter as an array of ``struct sock_filter``.
 
     Args:
         machine: As `platform.machine` names it; this machine if empty.
+        notifies: Whether calls that fail with EPERM are announced to a listener, which answers.
 
     Raises:
         SandboxUnavailableError: If there are no tables for the processor.
@@ -222,4 +226,6 @@ def build_filter(machine: str = "") -> bytes:
     for answer, run in groupby(range(_NEWEST_KNOWN + 1), lambda n: answers.get(n, refuse)):
         program += [(_AT_LEAST, len(answer), 0, list(run)[-1] + 1), *answer]
     program.append(_fail(errno.ENOSYS))  # newer calls, and x32, on x86_64
+    if notifies:
+        program = [_fail_announced if i == _fail() else i for i in program]
     return b"".join(struct.pack("HBBI", *instruction) for instruction in program)

@@ -13,19 +13,22 @@ the last). End of file: stop. Out: frames (`send_frame`).
 import codecs
 import contextlib
 import ctypes
+import errno
+import fcntl
 import json
 import os
 import resource
 import select
 import signal
 import socket
+import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from agent_envs.sandbox import archive, program, usage
 
-_POLL_SECONDS: Final = 0.02
+_POLL_SECONDS: Final = 0.02  # on average
 _READ_BYTES: Final = 65_536
 _MB: Final = 1 << 20
 _OPEN_FILES: Final = 128
@@ -33,6 +36,10 @@ _PENDING_SIGNALS: Final = 128
 _SET_DUMPABLE: Final = 4
 _SET_CHILD_SUBREAPER: Final = 36
 _MAX_MESSAGE_BYTES: Final = 16 * _MB
+_PIDFD_GETFD: Final = 438  # the same number on every processor
+_RECEIVE_CALL, _ANSWER_CALL, _CALL_BYTES = 0xC0502100, 0xC0182101, 80
+MAX_DENIED_CALLS: Final = 1000
+"""Denied calls that are counted; later ones fail with ENOSYS, and cost the supervisor nothing."""
 
 
 class Processes:
@@ -146,18 +153,24 @@ class Channel:
         for output in self._outputs:
             output.read()
         if not any(output.is_over for output in self._outputs):
-            message = {"reply": reply.decode(errors="replace"), **_take(self._outputs)}
+            texts = _take(self._outputs)
+            message = {"reply": reply.decode(errors="replace"), **texts, **self._watch.usage()}
             send_frame(self._target, b"m", json.dumps(message).encode())
         return "memory_limit" if self._watch.holds_too_much() else ""
 
 
-def main(_: dict[str, Any]) -> None:
+def main(config: dict[str, Any]) -> None:
     """Supervise one program in the current directory, and remove it at the end."""
     scratch = os.getcwd()  # noqa: PTH109
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     prctl = ctypes.CDLL(None).prctl
     prctl(_SET_DUMPABLE, 0, 0, 0, 0)  # the program, of the same user, cannot reach into us
-    supervise(receive_request(0), 0, 1, lambda: prctl(_SET_DUMPABLE, 1, 0, 0, 0))
+
+    def confine() -> int:
+        prctl(_SET_DUMPABLE, 1, 0, 0, 0)
+        return -1
+
+    supervise(receive_request(0), 0, 1, confine, config["group"])
     os.chdir("/")
     archive.remove_tree(scratch)  # the host may be gone
 
@@ -196,15 +209,18 @@ def send_frame(target: int, kind: bytes, data: bytes = b"") -> None:
 
 
 def supervise(
-    request: dict[str, Any], source: int, target: int, confine: Callable[[], None]
-) -> None:
+    request: dict[str, Any], source: int, target: int, confine: Callable[[], int],
+    group: Sequence[int],
+) -> None:  # fmt: skip
     """Run the program of a request in the current directory, and report it.
 
     Args:
         request: See `execution.Execution`.
         source: The descriptor on which the host sends messages.
         target: The descriptor for frames to the host.
-        confine: Called in the program's process, last of all: gives up rights for good.
+        confine: Called in the program's process, last of all: gives up rights for good. It
+            returns the descriptor at which denied calls are announced, or -1.
+        group: Descriptors of a control group (see `ControlGroup`), or none.
     """
     packed, started = request.pop("archive"), time.time()
     date = (archive.unpack(packed) if packed else archive.FIRST_DATE) + 1
@@ -212,7 +228,8 @@ def supervise(
     processes = Processes()
     limits, mode = request["limits"], request["mode"]
     outputs = [Output(limits["output_chars"]) for _ in range(2)]
-    watch = usage.Watch(processes.pids, limits)
+    enter_group, cpu_stat = group or (None, None)
+    watch = usage.Watch(processes.pids, limits, cpu_stat)
     channel = Channel(mode, target, processes, outputs, watch)
     descriptors = [
         os.open("/dev/null", os.O_RDONLY), *(each.write_end for each in outputs),
@@ -220,14 +237,20 @@ def supervise(
     ]  # fmt: skip
     if mode in ("python", "shell"):
         os.close(descriptors.pop())
+    handover, theirs = socket.socketpair()
+    descriptors.append(theirs.detach())
     send_frame(target, b"s")
     main = os.fork()
     if main == 0:
+        if enter_group is not None:
+            with contextlib.suppress(OSError):
+                os.write(enter_group, b"0")
         _become_program(request, descriptors, processes.num_own, confine)
     for descriptor in descriptors:
         os.close(descriptor)
-    ending = _watch(main, source, channel, outputs, watch)
+    ending = _watch(main, source, channel, outputs, watch, _take_listener(main, handover))
     report: dict[str, Any] = {"ended_by": ending, "exit_code": _end(main, processes)}
+    report |= watch.usage()
     if report["exit_code"] == -signal.SIGXCPU:
         report["ended_by"] = "cpu_limit"
     for output in outputs:
@@ -278,7 +301,7 @@ def _take(outputs: list[Output]) -> dict[str, str]:
 
 
 def _become_program(
-    request: dict[str, Any], descriptors: list[int], num_own: int, confine: Callable[[], None]
+    request: dict[str, Any], descriptors: list[int], num_own: int, confine: Callable[[], int]
 ) -> None:
     """Be the program; never return."""
     code = 70
@@ -292,10 +315,31 @@ def _become_program(
             os.dup2(descriptor, i, inheritable=i < 3)
         os.closerange(len(above), 65_536)
         _limit_resources(request, num_own)
-        confine()
+        _hand_over(confine(), len(above) - 1)
         code = program.run(request["mode"], request["source"])
     finally:
         os._exit(code)
+
+
+def _hand_over(listener: int, descriptor: int) -> None:
+    """Let the supervisor copy the listener for denied calls; close it, who could answer them."""
+    os.write(descriptor, struct.pack("i", listener))
+    os.read(descriptor, 1)
+    for each in (descriptor, listener):
+        if each >= 0:
+            os.close(each)
+
+
+def _take_listener(main: int, handover: socket.socket) -> list[int]:
+    """Return our copy of the program's listener, if it has one."""
+    with handover, contextlib.suppress(OSError, struct.error):
+        (number,) = struct.unpack("i", handover.recv(4))
+        pidfd = os.pidfd_open(main)
+        listener = ctypes.CDLL(None).syscall(_PIDFD_GETFD, pidfd, number, 0) if number >= 0 else -1
+        os.close(pidfd)
+        handover.send(b"r")
+        return [int(listener)] if listener >= 0 else []
+    return []
 
 
 def _limit_resources(request: dict[str, Any], num_own: int) -> None:
@@ -322,19 +366,23 @@ def _limit_resources(request: dict[str, Any], num_own: int) -> None:
 
 
 def _watch(
-    main: int, source: int, channel: Channel, outputs: list[Output], watch: usage.Watch
-) -> str:
+    main: int, source: int, channel: Channel, outputs: list[Output], watch: usage.Watch,
+    listeners: list[int],
+) -> str:  # fmt: skip
     """Wait until the main process ends, the host stops it, or a limit is reached; return which."""
     by_descriptor = {output.read_end: output for output in outputs}
     poll, pidfd = select.poll(), os.pidfd_open(main)
-    for descriptor in (pidfd, source, *by_descriptor):
+    for descriptor in (pidfd, source, *by_descriptor, *listeners):
         poll.register(descriptor, select.POLLIN)
+    watch.denied_calls = 0 if listeners else None
     while True:
         channel.register(poll)
         # Between the calls of a session nothing runs, and nothing has to be watched.
-        ready = {n for n, _ in poll.poll(None if channel.is_idle else _POLL_SECONDS * 1000)}
-        for descriptor in ready.intersection(by_descriptor):
-            if not by_descriptor[descriptor].read():
+        pause = _POLL_SECONDS * 1000 * (0.5 + os.urandom(1)[0] / 256)
+        ready = {n for n, _ in poll.poll(None if channel.is_idle else pause)}
+        for descriptor in ready.intersection((*by_descriptor, *listeners)):
+            output = by_descriptor.get(descriptor)
+            if not (output.read() if output else _deny_call(descriptor, watch)):
                 poll.unregister(descriptor)
         if pidfd in ready:
             return "exit"
@@ -349,6 +397,31 @@ def _watch(
             ending = watch.exceeded()
         if ending or any(output.is_over for output in outputs):
             return ending or "output_limit"
+
+
+def _deny_call(listener: int, watch: usage.Watch) -> bool:
+    """Answer a denied call, and count it; return whether to wait for more."""
+    call = bytearray(_CALL_BYTES)
+    try:
+        fcntl.ioctl(listener, _RECEIVE_CALL, call)
+        watch.denied_calls = (watch.denied_calls or 0) + 1
+        answer = struct.pack("Qqii", *struct.unpack_from("Q", call), 0, -errno.EPERM, 0)
+        fcntl.ioctl(listener, _ANSWER_CALL, answer)
+    except OSError as error:
+        if error.errno == errno.ENOENT and not _has_hung_up(listener):
+            return True  # the process of that call has ended
+    else:
+        if watch.denied_calls < MAX_DENIED_CALLS:
+            return True
+    os.close(listener)
+    return False
+
+
+def _has_hung_up(descriptor: int) -> bool:
+    """Return whether no process is left at the other end."""
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    return bool(poll.poll(0))
 
 
 def _reap_orphans(main: int) -> None:

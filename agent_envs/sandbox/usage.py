@@ -1,6 +1,11 @@
 """Resource usage of a program's processes, sampled from /proc, compared with its limits.
 
-Runs inside, in the supervisor: standard library only. No control group is needed. Memory counts
+Runs inside, in the supervisor: standard library only. Processor time is that of the program's
+control group where there is one (`control_groups`); else it is sampled, so that it never decreases:
+a parent that ignores SIGCHLD makes the time of its children vanish from the kernel's sums. A new
+process that runs at a sample counts as if its kind had run since the sample before, as in a kernel
+that counts by ticks. The times of the samples are random, or a program could hide from them. Memory
+counts
 however it is held, which is, under the system-call filter: private and mapped pages, once for all
 processes that share them, also after the first thread of a process has ended; pages in swap; shared
 anonymous memory, which outlives its mappings, so each object counts as `SHARED_OBJECT_BYTES`, the
@@ -24,6 +29,7 @@ _PAGE: Final = resource.getpagesize()
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _BUFFER_BYTES: Final = {stat.S_IFIFO: 65_536, stat.S_IFSOCK: 262_144}
 _MAPPING_BYTES: Final = 256
+_STAT_BYTES: Final = 256
 _COUNTED: Final = (b"Pss_Anon:", b"Pss_File:", b"SwapPss:")
 _KCMP: Final = {"x86_64": 312, "aarch64": 272}.get(os.uname().machine, -1)
 _KCMP_VM: Final = 1
@@ -34,21 +40,36 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class Watch:
     """Compares the usage of a program, or of one call of a session, with its limits."""
 
-    def __init__(self, pids: Callable[[], Iterable[int]], limits: dict[str, Any]) -> None:
-        """Watch the processes that `pids` lists."""
+    def __init__(
+        self, pids: Callable[[], Iterable[int]], limits: dict[str, Any], cpu_stat: int | None
+    ) -> None:
+        """Watch the processes that `pids` lists; `cpu_stat` is a descriptor of their group's."""
+        self._cpu_stat = cpu_stat
+        self.denied_calls: int | None = None
         self._pids, self._limits = pids, limits
         self._max_bytes: int = limits["memory_mb"] << 20
-        self._next_count = self._cpu = 0.0
+        self._next_count = self._cpu = self._sampled_cpu = 0.0
         self._living: dict[tuple[int, bytes], int] = {}
-        self._ended_ticks = 0
+        self._sampled_at = time.monotonic()
         self.begin()
 
     def begin(self) -> None:
         """Start the clocks."""
+        self._peak_bytes = 0
+        self.denied_calls = None if self.denied_calls is None else 0
         self._sample()
         self._started = self._last_time = time.monotonic()
         self._cpu_before = self._cpu
         self._waited = 0.0  # for a processor
+
+    def usage(self) -> dict[str, Any]:
+        """Return what was used since the beginning: fields of a `Result`."""
+        maxrss = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+        return {
+            "seconds": time.monotonic() - self._started,
+            "peak_memory_mb": max(self._peak_bytes, maxrss) / (1 << 20),
+            "denied_calls": self.denied_calls,
+        }
 
     def exceeded(self) -> str:
         """Return the limit that is exceeded, or an empty string."""
@@ -76,32 +97,50 @@ class Watch:
 
     def holds_too_much(self) -> bool:
         """Return whether the processes hold more memory than they may."""
-        return _count_memory(self._pids()) > self._max_bytes
+        held = _count_memory(self._pids())
+        self._peak_bytes = max(self._peak_bytes, held)
+        return held > self._max_bytes
 
     def _sample(self) -> tuple[int, int, bool]:
-        """Read the processes; return threads, resident bytes and whether one of them is runnable.
-
-        Processor time never decreases: a parent that ignores SIGCHLD makes the time of its children
-        vanish from the kernel's sums, so what was seen of a process counts after its end.
-        """
-        reaped = resource.getrusage(resource.RUSAGE_CHILDREN)
+        """Read the processes; return threads, resident bytes and whether one is runnable."""
+        now, reaped = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+        interval, self._sampled_at = now - self._sampled_at, now
         ticks = num_threads = pages = 0
         living: dict[tuple[int, bytes], int] = {}
         is_runnable = False
         for pid in self._pids():
             if fields := stat_fields(pid):
                 own = int(fields[11]) + int(fields[12])
+                key = pid, fields[19]
+                if key in self._living:
+                    self._sampled_cpu += (own - self._living[key]) / _TICKS
+                elif fields[0] == b"R" and _has_run(pid):
+                    self._sampled_cpu += interval
+                living[key] = own
                 ticks += own + int(fields[13]) + int(fields[14])
-                living[pid, fields[19]] = own
                 num_threads += int(fields[17])
                 pages += int(fields[21])
                 is_runnable |= fields[0] == b"R"
-        self._ended_ticks += sum(t for key, t in self._living.items() if key not in living)
         self._living = living
-        seen = (self._ended_ticks + sum(living.values())) / _TICKS
         reported = reaped.ru_utime + reaped.ru_stime + ticks / _TICKS
-        self._cpu = max(self._cpu, seen, reported)
+        self._cpu = max(self._cpu, reported, self._group_cpu() or self._sampled_cpu)
+        self._peak_bytes = max(self._peak_bytes, pages * _PAGE)
         return num_threads, pages * _PAGE, is_runnable
+
+    def _group_cpu(self) -> float:
+        """Return the processor time of the control group in seconds; 0 if there is none."""
+        if self._cpu_stat is None:
+            return 0.0
+        try:
+            fields = os.pread(self._cpu_stat, _STAT_BYTES, 0).split()
+        except OSError:  # the host has removed it
+            return 0.0
+        return int(fields[1]) / 1e6 if fields[:1] == [b"usage_usec"] else 0.0
+
+
+def _has_run(pid: int) -> bool:
+    """Return whether a process has been on a processor, or only waits for one."""
+    return _read_proc(f"/proc/{pid}/schedstat").split()[2:] != [b"0"]
 
 
 def _count_memory(pids: Iterable[int]) -> int:

@@ -19,7 +19,7 @@ from typing import Any, Final, NoReturn
 from agent_envs.sandbox import supervisor
 
 _NEWNS, _NEWUTS, _NEWIPC = 0x00020000, 0x04000000, 0x08000000
-_NEWUSER, _NEWPID, _NEWNET = 0x10000000, 0x20000000, 0x40000000
+_NEWUSER, _NEWPID, _NEWNET, _NEWCGROUP = 0x10000000, 0x20000000, 0x40000000, 0x02000000
 _RDONLY, _NOSUID, _NODEV, _NOEXEC = 1, 2, 4, 8
 _BIND, _REC, _PRIVATE, _DETACH = 4096, 16384, 1 << 18, 2
 _AT_RECURSIVE, _AT_FDCWD = 0x8000, -100
@@ -31,7 +31,9 @@ _MOUNT_SETATTR: Final = 442  # the same number on every processor
 _PIVOT_ROOT: Final = {"x86_64": 155, "aarch64": 41}
 _CAPSET: Final = {"x86_64": 126, "aarch64": 91}
 _CAPABILITY_VERSION_3: Final = 0x20080522
-_SET_DUMPABLE, _SET_NO_NEW_PRIVS, _SET_SECCOMP, _SECCOMP_FILTER = 4, 38, 22, 2
+_SET_DUMPABLE, _SET_NO_NEW_PRIVS = 4, 38
+_SECCOMP: Final = {"x86_64": 317, "aarch64": 277}
+_SET_MODE_FILTER, _NEW_LISTENER = 1, 8
 
 _SYSTEM: Final = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store")
 _SETTINGS: Final = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")
@@ -87,7 +89,7 @@ def main(config: dict[str, Any]) -> None:
         os.chdir("/")
         for name in _WARM_MODULES:
             __import__(name)
-        _serve(socket.socket(fileno=0), bytes.fromhex(config["seccomp"]))
+        _serve(socket.socket(fileno=0), [bytes.fromhex(code) for code in config["seccomp"]])
     except BaseException as error:  # noqa: BLE001 - the host reads it and raises
         os.write(2, f"{type(error).__name__}: {error}\n".encode())
     finally:
@@ -118,7 +120,7 @@ def _has_id(kind: str) -> bool:
     return any(first <= UID < first + count for first, _, count in ranges)
 
 
-def _serve(host: socket.socket, code: bytes) -> NoReturn:
+def _serve(host: socket.socket, codes: list[bytes]) -> NoReturn:
     """Fork a supervisor and its program for each request, until the host closes its end."""
     ids = os.geteuid(), os.getegid()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are not waited for
@@ -126,17 +128,18 @@ def _serve(host: socket.socket, code: bytes) -> NoReturn:
     gc.freeze()  # what is here already is shared with the forks, unless touched
     host.send(b"r")  # ready
     while True:
-        message, descriptors, _, _ = socket.recv_fds(host, 1, 1)
+        message, descriptors, _, _ = socket.recv_fds(host, 1, 3)
         if not message:
             os._exit(0)
-        [control] = descriptors
         if _fork_into(_OWN_NAMESPACES) == 0:
             host.close()
-            _enter(control, ids, code)
-        os.close(control)  # if the fork failed, the host sees its end
+            control, *group = descriptors
+            _enter(control, group, ids, codes)
+        for descriptor in descriptors:  # if the fork failed, the host sees its end
+            os.close(descriptor)
 
 
-def _enter(control: int, ids: tuple[int, int], code: bytes) -> NoReturn:
+def _enter(control: int, group: list[int], ids: tuple[int, int], codes: list[bytes]) -> NoReturn:
     """Be the first process in the namespaces of one program."""
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -149,7 +152,7 @@ def _enter(control: int, ids: tuple[int, int], code: bytes) -> NoReturn:
         os.chdir("/scratch")
         if os.getpid() != 1:  # or a signal to all would reach the user's processes
             raise RuntimeError("not the first process of a namespace")
-        supervisor.supervise(request, control, control, lambda: _confine(code))
+        supervisor.supervise(request, control, control, lambda: _confine(codes), group)
     except BaseException as error:  # noqa: BLE001 - reported to the host
         failure = json.dumps({"failure": f"{type(error).__name__}: {error}"})
         supervisor.send_frame(control, b"r", failure.encode())
@@ -157,15 +160,25 @@ def _enter(control: int, ids: tuple[int, int], code: bytes) -> NoReturn:
         os._exit(0)
 
 
-def _confine(code: bytes) -> None:
-    """Give up every right for good, also the right to lower ``oom_score_adj``."""
+def _confine(codes: list[bytes]) -> int:
+    """Give up every right for good, also the right to lower ``oom_score_adj``.
+
+    Install the first of two filters, whose denied calls are announced, and return the listener; or
+    the second, and return -1, where a filter around this process has a listener already.
+    """
+    _check(_libc.unshare(_NEWCGROUP), "unshare: cgroup namespace")  # the host's path is hidden
     _set_attributes("/proc", _RDONLY | _NOSUID | _NODEV | _NOEXEC, 0)
     header = struct.pack("Ii", _CAPABILITY_VERSION_3, 0)
     _check(_libc.syscall(_CAPSET[_MACHINE], header, bytes(24)))
     _check(_libc.prctl(_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
-    instructions = ctypes.create_string_buffer(code, len(code))
-    program = struct.pack("HxxxxxxQ", len(code) // 8, ctypes.addressof(instructions))
-    _check(_libc.prctl(_SET_SECCOMP, _SECCOMP_FILTER, program, 0, 0))
+    for code, flags in zip(codes, (_NEW_LISTENER, 0), strict=True):
+        instructions = ctypes.create_string_buffer(code, len(code))
+        program = struct.pack("HxxxxxxQ", len(code) // 8, ctypes.addressof(instructions))
+        result = _libc.syscall(_SECCOMP[_MACHINE], _SET_MODE_FILTER, flags, program)
+        if result >= 0:
+            return int(result) if flags else -1
+    _check(result, "seccomp")
+    return -1
 
 
 def _fork_into(flags: int) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_envs.sandbox import Limits, execution
+from agent_envs.sandbox import Limits, control_groups, execution
 from tests.agent_envs.sandbox.conftest import processes_below
 
 NARROW = Limits(wall_seconds=8, cpu_seconds=8, memory_mb=128, processes=16)
@@ -252,6 +252,71 @@ def test_a_limit_ends(sandbox, attack):
     )
     assert len(result.stdout) + len(result.stderr) <= 2000
     assert sandbox.run_python("print(1)").stdout == "1\n"
+
+
+VANISHING = """
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+while True:
+    if os.fork() == 0:
+        while time.process_time() < 0.004: pass
+        os._exit(0)
+    os.write(1, b".")
+    try: os.wait()
+    except OSError: pass
+"""
+
+
+@pytest.mark.parametrize("has_groups", [True, False])
+def test_processor_time_counts_of_children_that_no_sum_contains(sandbox, monkeypatch, has_groups):
+    if not has_groups:
+        monkeypatch.setattr(control_groups, "_own_folder", Path("/nowhere").resolve)
+    result = run(sandbox, VANISHING, Limits(wall_seconds=2, cpu_seconds=0.5))
+    assert result.status in ("cpu_limit", "timeout")
+    # each child takes 4 ms; samples are right on average only
+    assert len(result.stdout) * 0.004 < 2 * 0.5
+    assert result.seconds > 0.3
+
+
+def test_results_tell_time_memory_and_denied_calls(sandbox, plain_sandbox):
+    source = """
+import socket
+data = bytearray(b"x") * (80 << 20)
+time.sleep(0.2)
+for _ in range(3):
+    try: socket.socket()
+    except PermissionError: pass
+"""
+    result = run(sandbox, source, Limits())
+    assert result.denied_calls == 3
+    assert result.seconds >= 0.2
+    assert 80 < result.peak_memory_mb < 160
+    assert run(plain_sandbox, "pass", Limits()).denied_calls is None
+    with sandbox.session() as session:
+        assert session.run(f"import time\n{source}").denied_calls == 3
+        assert session.run("1").denied_calls == 0
+
+
+def test_a_flood_of_denied_calls_is_counted_to_a_limit_and_stays_denied(sandbox):
+    source = """
+import socket
+for _ in range(3000):
+    try: socket.socket()
+    except OSError: pass
+    else: print("a socket")
+"""
+    result = run(sandbox, source, Limits())
+    assert (result.status, result.stdout, result.denied_calls) == ("ok", "", 1000)
+
+
+def test_no_program_holds_the_listener_that_could_allow_its_calls(sandbox):
+    assert run(sandbox, "print(sorted(os.listdir('/proc/self/fd')))", Limits()).stdout == (
+        "['0', '1', '2', '3']\n"  # the last is that of the folder
+    )
+
+
+def test_the_path_of_the_hosts_control_group_is_hidden(sandbox):
+    result = run(sandbox, "print(open('/proc/self/cgroup').read())", Limits())
+    assert {line.split(":")[2] for line in result.stdout.split()} == {"/"}
 
 
 HOLD = {
