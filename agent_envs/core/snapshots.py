@@ -35,6 +35,8 @@ class Snapshot:
     """The pickled state, or the pickled `Record` of the episode."""
     is_replayed: bool = False
     """Whether `restore` replays the recorded actions."""
+    shared: tuple[Any, ...] = field(default=(), repr=False)
+    """Immutable values of the state, such as folders, which all snapshots of a process share."""
 
 
 @dataclass(slots=True)
@@ -80,9 +82,11 @@ class RestorableEnv(gym.Env[str, str]):
                 raise TypeError("a tool keeps its state outside of the environment")
             file = io.BytesIO()
             pickler = _Pickler(file)
-            pickler.env = self
+            pickler.env, pickler.shared = self, []
             pickler.dump(self._saved_attributes())
-            return Snapshot(environment=self._identity, state=file.getvalue())
+            return Snapshot(
+                environment=self._identity, state=file.getvalue(), shared=tuple(pickler.shared)
+            )
         except Exception as error:
             if self._episode_record is None:
                 raise SnapshotError(
@@ -103,9 +107,9 @@ class RestorableEnv(gym.Env[str, str]):
                 f"{self._identity}. Make both environments alike."
             )
         if not snapshot.is_replayed:
-            self._load_state(snapshot.state)
+            self._load_state(snapshot)
             self._resume(is_replayed=False)
-            self._load_state(snapshot.state)  # on_restore() may have offered other tools
+            self._load_state(snapshot)  # on_restore() may have offered other tools
             return
         record: Record = pickle.loads(snapshot.state)  # noqa: S301 - see Snapshot
         self.np_random.bit_generator.state = record.random_state
@@ -128,9 +132,9 @@ class RestorableEnv(gym.Env[str, str]):
         left_out = frozenset().union(*(vars(k).get("not_in_snapshots", ()) for k in kinds))
         return {name: value for name, value in vars(self).items() if name not in left_out}
 
-    def _load_state(self, state: bytes) -> None:
-        unpickler = _Unpickler(io.BytesIO(state))
-        unpickler.env = self
+    def _load_state(self, snapshot: Snapshot) -> None:
+        unpickler = _Unpickler(io.BytesIO(snapshot.state))
+        unpickler.env, unpickler.shared = self, snapshot.shared
         attributes = unpickler.load()
         for name in self._saved_attributes().keys() - attributes.keys():
             del vars(self)[name]
@@ -146,19 +150,26 @@ class RestorableEnv(gym.Env[str, str]):
 
 
 class _Pickler(pickle.Pickler):
-    """Leaves the environment itself out, to which attributes may refer."""
+    """Leaves out shared values, and the environment itself, to which attributes may refer."""
 
     env: RestorableEnv
+    shared: list[Any]
 
-    def persistent_id(self, obj: Any) -> bool | None:
-        return obj is self.env or None
+    def persistent_id(self, obj: Any) -> int | None:
+        if obj is self.env:
+            return -1
+        if not getattr(type(obj), "is_shared_by_snapshots", False):
+            return None
+        self.shared.append(obj)
+        return len(self.shared) - 1
 
 
 class _Unpickler(pickle.Unpickler):
     env: RestorableEnv
+    shared: tuple[Any, ...]
 
-    def persistent_load(self, pid: Any) -> RestorableEnv:
-        return self.env
+    def persistent_load(self, pid: Any) -> Any:
+        return self.env if pid < 0 else self.shared[pid]
 
 
 def _describe_object(value: Any) -> Any:

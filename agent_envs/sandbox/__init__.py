@@ -13,7 +13,8 @@ The content of a scratch directory is passed from one program to the next as a `
 promises of each level and their tests are in ``SECURITY.md``.
 """
 
-from agent_envs.sandbox.results import Folder, Level, Limits, Result, Verdict
+from agent_envs.sandbox.folder import Folder
+from agent_envs.sandbox.results import Level, Limits, Result, Verdict
 from agent_envs.sandbox.sandbox import Sandbox, Session, open_sandbox
 
 __all__ = ["Folder", "Level", "Limits", "Result", "Sandbox", "Session", "Verdict", "open_sandbox"]

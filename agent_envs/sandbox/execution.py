@@ -9,7 +9,8 @@ from dataclasses import asdict
 from typing import Any, Final, TypeAlias
 
 from agent_envs.errors import SandboxError
-from agent_envs.sandbox.results import Folder, Limits, Result
+from agent_envs.sandbox.folder import Folder
+from agent_envs.sandbox.results import Limits, Result
 
 _GRACE_SECONDS: Final = 15.0
 """How much longer than its limit a program may take before its supervisor counts as broken."""
@@ -38,7 +39,7 @@ class Execution(contextlib.AbstractContextManager["Execution"]):
         self._launcher = launcher  # keep it alive as long as its program
         self._limits = limits
         self._bytes_left = (limits.scratch_mb << 20) + _REPORT_BYTES
-        self._has_started = self._has_ended = self._is_late = False
+        self._has_started = self._has_ended = self._is_late = self._is_closed = False
         self._received = bytearray()
         self._folder: Folder | None = None
         self._report: dict[str, Any] | None = None
@@ -117,7 +118,10 @@ class Execution(contextlib.AbstractContextManager["Execution"]):
         )
 
     def __exit__(self, *_: object) -> None:
-        """End the program if it still runs, and clean up."""
+        """End the program if it still runs, and clean up; a second time, do nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         try:
             self.stop()
             while not self._has_ended:

@@ -4,7 +4,8 @@
 (`agent_envs.sandbox.zygote`) is started once and forks per program. Nothing has to be installed;
 the Linux kernel must let this user create namespaces.
 
-``container``, by docker or podman, is for machines without that; it starts much slower.
+``container``, by docker or podman, is for machines without that; it starts much slower. ``gvisor``
+is a container whose system calls gVisor's own kernel answers, where the engine has it (``runsc``).
 
 ``limits`` hides nothing: the program has the network, and this user's files and rights. Its
 environment is clean, its directory is separate, and its processes end with it, unless it actively
@@ -235,6 +236,7 @@ class ContainerLauncher(PlainLauncher):
     """The level ``container``: starts each program in a new container."""
 
     level: Level = "container"
+    runtime: Sequence[str] = ()
 
     def __init__(self, image: str = DEFAULT_IMAGE) -> None:
         """Look for an engine that has the image; raise SandboxUnavailableError without one."""
@@ -244,9 +246,10 @@ class ContainerLauncher(PlainLauncher):
         self._image = image
         if not self._engine:
             raise SandboxUnavailableError(
-                f"level='container' needs docker or podman (here: {', '.join(found) or 'neither'}) "
-                f"with the image {image!r}. Get it with `docker pull {image}`, or name another one "
-                "with Python 3.11 or newer with image=. Or use level='strong', which needs nothing "
+                f"level={self.level!r} needs docker or podman "
+                f"(here: {', '.join(found) or 'neither'}) with the image {image!r}. "
+                f"Get it with `docker pull {image}`, or name another one with Python 3.11 or newer "
+                "with image=. Or use level='strong', which needs nothing "
                 "installed, or, for code you trust, level='limits'."
             )
 
@@ -262,9 +265,27 @@ class ContainerLauncher(PlainLauncher):
             "--workdir=/scratch --entrypoint=python3"  # without a log, which would be on disk
         ).split()
         options += [f"--env={key}={value}" for key, value in ENVIRONMENT.items()]
-        command = [self._engine, "run", *options, self._image, *python_command()[1:]]
+        command = [self._engine, "run", *self.runtime, *options, self._image, *python_command()[1:]]
         control, end = self._start(command)
         return control, lambda: end() or _succeeds([self._engine, "rm", "--force", name])
+
+
+class GvisorLauncher(ContainerLauncher):
+    """The level ``gvisor``: containers with gVisor's kernel between them and the host's."""
+
+    level: Level = "gvisor"
+    runtime = ("--runtime=runsc",)
+
+    def __init__(self, image: str = DEFAULT_IMAGE) -> None:
+        """Run an empty container; raise SandboxUnavailableError if the engine has no gVisor."""
+        super().__init__(image)
+        options = ["run", *self.runtime, "--rm", "--network=none", "--pull=never"]
+        if not _succeeds([self._engine, *options, "--entrypoint=python3", image, "-c", ""]):
+            raise SandboxUnavailableError(
+                f"level='gvisor' needs the runtime `runsc` in {self._engine}. Install gVisor "
+                "(https://gvisor.dev/docs/user_guide/install), then `sudo runsc install` and "
+                "restart docker. Or use level='strong' or 'container'."
+            )
 
 
 def python_command() -> list[str]:
@@ -346,6 +367,7 @@ def _unavailable(reason: str) -> SandboxUnavailableError:
 
 LAUNCHERS: Final[Mapping[str, Callable[..., Any]]] = {
     "strong": StrongLauncher,
+    "gvisor": GvisorLauncher,
     "container": ContainerLauncher,
     "limits": PlainLauncher,
 }

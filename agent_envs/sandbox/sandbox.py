@@ -3,6 +3,7 @@
 import contextlib
 import json
 import threading
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -21,9 +22,10 @@ def open_sandbox(level: Level = "strong", *, image: str | None = None) -> "Sandb
 
     Args:
         level: ``"strong"``: namespaces and a system-call filter. ``"container"``: one docker or
-            podman container per program. ``"limits"``: only limits on time and memory; the
-            program sees the network and every file that this user sees.
-        image: Only for ``"container"``: another image than ``python:3.x-slim``.
+            podman container per program; ``"gvisor"``: one with the runtime ``runsc``.
+            ``"limits"``: only limits on time and memory; the program sees the network and every
+            file that this user sees.
+        image: Only for ``"container"`` and ``"gvisor"``: another image than ``python:3.x-slim``.
 
     Raises:
         ConfigurationError: If `image` is given with another level.
@@ -32,7 +34,7 @@ def open_sandbox(level: Level = "strong", *, image: str | None = None) -> "Sandb
         UnknownNameError: If there is no such level.
     """
     make_launcher = lookup(LAUNCHERS, level, kind="sandbox level")
-    if image is not None and level != "container":
+    if image is not None and level not in ("container", "gvisor"):
         raise ConfigurationError(f"open_sandbox: level={level!r} uses no image={image!r}.")
     return Sandbox(make_launcher(*([] if image is None else [image])))
 
@@ -163,6 +165,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         self.is_closed = False
         """Whether it has ended: by `close`, by a limit, or because the program ended it."""
         self._execution = Execution(launcher, "session", "", limits)
+        weakref.finalize(self, self._execution.__exit__).atexit = False  # if nobody closes it
 
     def run(self, source: str) -> Result:
         """Run a piece of Python; the value of a last expression is printed, as at a prompt.

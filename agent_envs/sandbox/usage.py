@@ -46,6 +46,7 @@ class Watch:
         """Watch the processes that `pids` lists; `cpu_stat` is a descriptor of their group's."""
         self._cpu_stat = cpu_stat
         self.denied_calls: int | None = None
+        self.num_answered = 0
         self._pids, self._limits = pids, limits
         self._max_bytes: int = limits["memory_mb"] << 20
         self._next_count = self._cpu = self._sampled_cpu = 0.0

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal, get_args
@@ -39,8 +40,15 @@ from agent_envs.testing.episodes import (
     run_episode,
     step,
 )
+from agent_envs.testing.soundness import (
+    check_answers,
+    check_leaks,
+    check_rewards,
+    check_speed,
+)
 
 NUM_BROKEN_ACTIONS: Final = 25
+HASH_SEEDS: Final = ("1", "2")
 _CHILD: Final = "from agent_envs.testing.episodes import run_in_child; run_in_child()"
 
 
@@ -125,7 +133,11 @@ def check_info(subject: Subject) -> str:
     with subject.make() as env:
         _, info = env.reset(seed=subject.seed)
         for number, each in enumerate([info, *(o[4] for o in run_episode(env, subject.seed))]):
-            _check_info(each, f"step {number}" if number else "reset")
+            place = f"step {number}" if number else "reset"
+            _check_info(each, place)
+            if number and isinstance(env.unwrapped, ToolEnv):
+                problem = f"{place}: info['metrics'] holds no 'success'"
+                expect("success" in each.get("metrics", {}), problem)
     return ", ".join(each)
 
 
@@ -241,30 +253,38 @@ def check_snapshots(subject: Subject) -> str:
 def check_processes(subject: Subject) -> str:
     """Another process, with other string hashes, gives the same bytes, also from a snapshot."""
     saved, expected = None, {}
+    seeds = range(subject.seed, subject.seed + subject.episodes)
     with subject.make() as env:
-        shown = record(env, subject.seed)
+        shown = [record(env, seed) for seed in seeds]
         if hasattr(env.unwrapped, "snapshot"):
             with contextlib.suppress(SnapshotError):  # check_snapshots reports it
                 saved = halt(env, subject.seed, 2 / 3)
                 expected = finish(env, saved[0])
     try:
-        payload = pickle.dumps((subject.make_env, subject.seed, saved))
+        payload = pickle.dumps((subject.make_env, seeds, saved))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise NotOffered(f"cannot be sent to another process: {error}") from None
+    with ThreadPoolExecutor() as pool:  # two, because the order of two words is often the same
+        children = list(pool.map(partial(_run_child, payload), HASH_SEEDS))
+    for child in children:
+        complaint = (child.stderr.decode(errors="replace").splitlines() or [""])[-1]
+        if child.returncode == NOT_MADE:
+            raise NotOffered(f"another process cannot make it: {complaint}")
+        expect(child.returncode == 0, f"fails in another process: {complaint}")
+        there, rest = json.loads(child.stdout.splitlines()[-1])
+        for here, other in zip(shown, there, strict=True):
+            _compare(here, other, "in a process with other hashes")
+        _compare(expected, rest, "when another process continues from a snapshot")
+    return "byte for byte, with other values of PYTHONHASHSEED"
+
+
+def _run_child(payload: bytes, hash_seed: str) -> "subprocess.CompletedProcess[bytes]":
     variables = os.environ | {
         "PYTHONPATH": os.pathsep.join(path or os.curdir for path in sys.path),
-        "PYTHONHASHSEED": "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1",
+        "PYTHONHASHSEED": hash_seed,
     }
     command = [sys.executable, "-P", "-c", _CHILD]
-    child = subprocess.run(command, input=payload, capture_output=True, check=False, env=variables)  # noqa: S603
-    complaint = (child.stderr.decode(errors="replace").splitlines() or [""])[-1]
-    if child.returncode == NOT_MADE:
-        raise NotOffered(f"another process cannot make it: {complaint}")
-    expect(child.returncode == 0, f"fails in another process: {complaint}")
-    there, rest = json.loads(child.stdout.splitlines()[-1])
-    _compare(shown, there, "in a process with other hashes")
-    _compare(expected, rest, "when another process continues from a snapshot")
-    return "byte for byte, with another PYTHONHASHSEED"
+    return subprocess.run(command, input=payload, capture_output=True, check=False, env=variables)  # noqa: S603
 
 
 CHECKS: Final[Mapping[str, Callable[[Subject], str]]] = {
@@ -279,6 +299,10 @@ CHECKS: Final[Mapping[str, Callable[[Subject], str]]] = {
     "misuse": check_misuse,
     "snapshots": check_snapshots,
     "processes": check_processes,
+    "rewards": check_rewards,
+    "answers": check_answers,
+    "speed": check_speed,
+    "leaks": check_leaks,
 }
 
 

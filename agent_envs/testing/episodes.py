@@ -68,9 +68,16 @@ class Subject:
 
 
 def record(env: TextEnv, seed: int) -> dict[str, str]:
-    """Run one episode; return its results as text, by place (step 0 is the reset)."""
-    observation, info = env.reset(seed=seed)
-    return _show([(observation, 0.0, False, False, info), *run_episode(env, seed)])
+    """Run an episode of the planned actions and one that calls every tool.
+
+    Returns their results as text, by place (step 0 is the reset).
+    """
+    shown: dict[str, str] = {}
+    for name, plan in (("", _planned_actions), ("calls of all tools, ", _calls_twice)):
+        observation, info = env.reset(seed=seed)
+        outcomes = [(observation, 0.0, False, False, info), *_take(env, plan(env, seed))]
+        shown |= {f"{name}{place}": text for place, text in _show(outcomes).items()}
+    return shown
 
 
 def halt(env: TextEnv, seed: int, share: float) -> tuple[list[str], Any]:
@@ -95,12 +102,12 @@ def finish(env: TextEnv, actions: Sequence[str]) -> dict[str, str]:
 def run_in_child() -> None:
     """Run the episodes that the parent process pickled, and print them; see `check_processes`."""
     try:
-        make_env, seed, saved = pickle.load(sys.stdin.buffer)  # noqa: S301 - from our parent
+        make_env, seeds, saved = pickle.load(sys.stdin.buffer)  # noqa: S301 - from our parent
         env = make_env()
     except Exception as error:  # noqa: BLE001 - the parent reports it
         sys.stderr.write(" ".join(f"{type(error).__name__}: {error}".split()))
         sys.exit(NOT_MADE)
-    shown, rest = record(env, seed), {}
+    shown, rest = [record(env, seed) for seed in seeds], {}
     if saved is not None:
         actions, snapshot = saved
         env.unwrapped.restore(snapshot)
@@ -125,6 +132,19 @@ def _planned_actions(env: TextEnv, seed: int) -> list[str]:
     *first, last = reference_actions(env) or [mistake(env)]
     broken = itertools.islice(broken_actions(env, seed), 3)
     return [mistake(env), *first, *broken, last]
+
+
+def _calls_twice(env: TextEnv, seed: int) -> list[str]:
+    del seed
+    return tool_calls(env) * 2
+
+
+def tool_calls(env: TextEnv) -> list[str]:
+    """Return a call of every tool, with example arguments."""
+    base = env.unwrapped
+    if not isinstance(base, ToolEnv):
+        return []
+    return [base.write_call(t.name, **example_arguments(t)) for t in base.tools.values()]
 
 
 def _show(outcomes: Sequence[Outcome]) -> dict[str, str]:
@@ -169,10 +189,9 @@ def reference_actions(env: TextEnv) -> list[str]:
 def broken_actions(env: TextEnv, seed: int) -> Iterator[str]:
     """Yield right actions with a random piece removed or replaced by hostile text."""
     rng = np.random.default_rng(seed)
-    actions = [*reference_actions(env), mistake(env)]
+    actions = [*reference_actions(env), mistake(env), *tool_calls(env)]
     if isinstance(base := env.unwrapped, ToolEnv):
-        calls = (base.write_call(t.name, **example_arguments(t)) for t in base.tools.values())
-        actions += [*calls, base.write_answer("an answer")]
+        actions.append(base.write_answer("an answer"))
     while True:
         action = actions[rng.integers(len(actions))]
         start, stop = sorted(rng.integers(0, len(action) + 1, size=2))

@@ -67,6 +67,9 @@ SIGNS: Final[Mapping[str, Sign]] = {
         "{:.0%} of the episodes end because the environment failed at an action",
         0.05, 2.0, 0.02, always=0.25,
     ),
+    "denied_calls": Sign(
+        "{:.1f} system calls an episode that the sandbox refuses", 0.5, 2.0, 0.5, always=20.0
+    ),
     "empty_thoughts": Sign("{:.0%} of the turns have a thought without content", 0.2, 2.0, 0.1),
     _RETURN: Sign("the return rises to {:.3f} while success falls"),
 }  # fmt: skip
@@ -107,6 +110,8 @@ def tally(episodes: Sequence[WatchedEpisode], earlier: Sequence[Tally] = ()) -> 
         "empty_thoughts": (sum(s.get("empty_thoughts", 0) for _, s in scored), num_turns),
         "judge_killed": (num_killed, len(scored) + num_killed),
     }
+    counted = [e.metrics["num_denied_calls"] for e, _ in scored if "num_denied_calls" in e.metrics]
+    sums["denied_calls"] = sum(counted), len(counted)
     for name in ("answer_every_turn", "copied_passages", "judge_addressed"):
         sums[name] = (sum(name in signs for _, signs in scored), len(scored))
     for name in {name for e in solved for name in e.term_sums}:

@@ -1,6 +1,10 @@
+import dataclasses
 import math
 import os
+import random
 import re
+import threading
+import time
 from typing import ClassVar
 
 import gymnasium as gym
@@ -28,7 +32,8 @@ def test_every_environment_conforms(env_id, data_files, request):
     if env_id == "AgentR1/ScienceWorld-v0":  # other tasks take many steps, or long ones
         kwargs = {"task": "find-non-living-thing", "variations": 1}
     results = check(env_id, kwargs=kwargs, episodes=1)
-    assert [result.name for result in results if result.status == "ok"] == list(CHECKS)
+    skipped = {"answers"} if env_id == "AgentR1/AdversarialEdits-v0" else set()  # it has none
+    assert {result.name for result in results if result.status == "ok"} == CHECKS.keys() - skipped
 
 
 class Echo(TextEnv):
@@ -76,7 +81,9 @@ def test_an_environment_that_is_no_tool_env_is_asked_for_what_it_offers(register
     env_id = register(Echo, max_episode_steps=3)
     results = check(env_id, kwargs={"reply": "You wrote {} characters."})
     # the id is registered in this process only
-    skipped = {"tasks", "reference actions", "snapshots", "processes"}
+    skipped = {
+        *("tasks", "reference actions", "snapshots", "processes", "rewards", "answers"),
+    }
     assert {result.name for result in results if result.status == "skipped"} == skipped
     assert next(result.detail for result in results if result.name == "turn limit") == "3 turns"
 
@@ -156,6 +163,66 @@ class TakesAnyTask(Square):
         return super().reset(seed=seed, options=options and {"task": 0})
 
 
+class Draws(Square):
+    """A tool that the reference actions do not call is random."""
+
+    def __init__(self, **shared):
+        tools = [Tool(self.multiply, timeout=None), Tool(self.draw, timeout=None)]
+        ToolEnv.__init__(self, default_tools=tools, **shared)
+
+    def draw(self) -> float:
+        """Draw a number."""
+        return random.random()
+
+
+class HashesOfTwo(Square):
+    """The order of two words often is the same in another process."""
+
+    def get_task(self, index):
+        question = " ".join({f"red{index}", f"blue{index}"})
+        return Task(id=f"square-{index}", question=question, answers=(str(index**2),))
+
+
+class PaysForCalls(Square):
+    reward_functions: ClassVar = {
+        **Square.reward_functions, "calls": lambda env, event: float(bool(event.calls))
+    }  # fmt: skip
+    default_rewards: ClassVar = {"correct": 1.0, "calls": 0.1}
+
+
+class SlowsDown(Square):
+    def begin_step(self):
+        self.num_steps = getattr(self, "num_steps", 0) + 1
+        time.sleep(0.001 * self.num_steps)
+
+
+class NoSuccess(Square):
+    def metrics(self):
+        return ToolEnv.metrics(self)
+
+
+class TellsTheAnswer(Square):
+    def get_task(self, index):
+        task = super().get_task(index)
+        return dataclasses.replace(task, question=f"{index}²? (It is {task.answers[0]}.)")
+
+
+class LeavesThreads(Square):
+    def begin_episode(self):
+        super().begin_episode()
+        threading.Thread(target=LEFT.wait, daemon=True).start()
+
+
+class LeavesFiles(Square):
+    def begin_episode(self):
+        super().begin_episode()
+        FILES.append(os.open(os.devnull, os.O_RDONLY))
+
+
+LEFT = threading.Event()
+FILES = []
+
+
 class Hashes(Square):
     def get_task(self, index):
         question = " ".join({"red", "green", "blue", "black", "white", "yellow", "pink"})
@@ -209,11 +276,23 @@ class Warns(Square):
         (put(0, "x" * 60_000), "any text", "60000 characters"),
         (AnythingGoes, "any text", "taken for an answer"),
         (put("metrics", {"success": 1.0}), "any text", "is a success"),
+        (Draws, "replay", "calls of all tools, step 2: observation differs"),
+        (HashesOfTwo, "processes", "observation differs in a process with other hashes"),
+        (PaysForCalls, "rewards", "solves the task and earns 1[.]2, more than 'shortest'"),
+        (SlowsDown, "speed", "a step takes .* ms at first, and later .* ms"),
+        (NoSuccess, "info", r"step 1: info\['metrics'\] holds no 'success'"),
+        (TellsTheAnswer, "answers", "states its answer, after 'is'"),
+        (LeavesThreads, "leaks", "leave [0-9]+ threads"),
+        (LeavesFiles, "leaks", "leave [0-9]+ open files"),
         (NeedsNoReset, "misuse", "step before reset raises None"),
     ],
 )  # fmt: skip
 def test_a_broken_contract_is_reported(make_env, name, detail):
+    LEFT.clear()
     result = result_of(make_env, name)
+    LEFT.set()
+    while FILES:
+        os.close(FILES.pop())
     assert result.status == "failed"
     assert re.search(detail, result.detail)
 

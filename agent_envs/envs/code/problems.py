@@ -12,9 +12,9 @@ from agent_envs.core.tool import Tool, ToolResult
 from agent_envs.data.dataset_env import DatasetEnv
 from agent_envs.data.sources import DatasetSpec, Hub, text_field
 from agent_envs.errors import DataError
-from agent_envs.sandbox import Level, Verdict
+from agent_envs.sandbox import Verdict
 from agent_envs.scoring.public_examples import parse_quietly, public_examples
-from agent_envs.tools.code import describe, judge, run_python, shared_sandbox
+from agent_envs.tools.code import SandboxChoice, describe, judge, run_python, shared_sandbox
 
 _FENCE: Final = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 
@@ -36,31 +36,34 @@ class CodeEnv(DatasetEnv):
     }
     default_rewards = {"passed": 1.0, "public_tests": 0.1, "format": 0.02}
     outcome_terms = frozenset({"passed"})
+    not_in_snapshots = frozenset({"_sandbox"})
     tool_signatures = ("run_code(code)", "run_tests(code)")
     metric_names = (
-        *("success", "public_test_share", "num_failed_runs"), *DatasetEnv.metric_names,
+        *("success", "public_test_share", "num_failed_runs", "num_denied_calls"),
+        *DatasetEnv.metric_names,
     )  # fmt: skip
     default_system_prompt = (
         "Write the Python program that is asked for. Run it and test it, repair what fails, then "
         "give the whole program as the answer."
     )
 
-    def __init__(self, *, sandbox: Level = "strong", **shared: Any) -> None:
+    def __init__(self, *, sandbox: SandboxChoice = "strong", **shared: Any) -> None:
         """Load the problems and open the sandbox, which all environments of a process share.
 
         Args:
-            sandbox: Isolation of programs; see `agent_envs.sandbox.open_sandbox`.
+            sandbox: Isolation of programs; a level, ``"container:IMAGE"``, a `Sandbox`
+                or the import path of one; see `agent_envs.sandbox.open_sandbox`.
             shared: Arguments of every environment over a data set; see `DatasetEnv`.
         """
         shared_sandbox(sandbox)  # fails now, not in the middle of an episode
-        self._level = sandbox
+        self._sandbox = sandbox
         tools = [Tool(self.run_code, timeout=None), Tool(self.run_tests, timeout=None)]
         super().__init__(default_tools=tools, **shared)  # the sandbox keeps the time
 
     def begin_episode(self) -> None:
         self.best_share = 0.0
         self._progress = Progress()
-        self.num_failed_runs = 0
+        self.num_failed_runs = self.num_denied_calls = 0
         self.is_correct = False
         self._has_failed = self._has_passed = False
 
@@ -70,8 +73,9 @@ class CodeEnv(DatasetEnv):
         Args:
             code: The whole program.
         """
-        result = run_python(self._level, code)
+        result = run_python(self._sandbox, code)
         self.num_failed_runs += result.status != "ok"
+        self.num_denied_calls += result.denied_calls or 0
         return ToolResult(describe(result), data={"status": result.status})
 
     def run_tests(self, code: str) -> ToolResult:
@@ -108,7 +112,7 @@ class CodeEnv(DatasetEnv):
         data = self.task.data
         name = data.get("entry_point")
         names = [name] if name else entry_points(data["solution"], data["tests"])
-        return judge(self._level, program, tests, names=names, helpers=data["solution"])
+        return judge(self._sandbox, program, tests, names=names, helpers=data["solution"])
 
     def program(self, answer: str) -> str:
         """Return the program in an answer, without the fence of a code block."""
@@ -120,6 +124,7 @@ class CodeEnv(DatasetEnv):
             "success": float(self.is_correct),
             "public_test_share": self.best_share,
             "num_failed_runs": float(self.num_failed_runs),
+            "num_denied_calls": float(self.num_denied_calls),
             **super().metrics(),
         }
 

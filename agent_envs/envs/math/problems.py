@@ -12,10 +12,9 @@ from agent_envs.data.dataset_env import DatasetEnv
 from agent_envs.data.sources import DatasetSpec, Hub, Source, text_field
 from agent_envs.errors import DataError
 from agent_envs.formats.tool_formats import ParsedAction
-from agent_envs.sandbox import Level
 from agent_envs.scoring.math_answers import gsm8k_match, last_boxed, math_equal
 from agent_envs.tools.calculator import make_calculator_tool
-from agent_envs.tools.code import PythonSession, shared_sandbox
+from agent_envs.tools.code import PythonSession, SandboxChoice, shared_sandbox
 
 _NUMBER: Final = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 _STEP: Final = re.compile(r"<<([^=<>]*)=([^<>]*)>>")
@@ -53,11 +52,12 @@ class MathEnv(DatasetEnv):
         "answer alone."
     )
 
-    def __init__(self, *, sandbox: Level = "strong", **shared: Any) -> None:
+    def __init__(self, *, sandbox: SandboxChoice = "strong", **shared: Any) -> None:
         """Load the problems.
 
         Args:
-            sandbox: Isolation of the tool ``python``; see `agent_envs.sandbox.open_sandbox`.
+            sandbox: Isolation of the tool ``python``; a level, ``"container:IMAGE"``, a `Sandbox`
+                or the import path of one; see `agent_envs.sandbox.open_sandbox`.
             shared: Arguments of every environment over a data set; see `DatasetEnv`.
         """
         require_extra("math", type(self).__name__, "math_verify")

@@ -13,11 +13,12 @@ from agent_envs.core.tool_env import ToolEnv
 from agent_envs.envs.shell.conflicts import CONFLICT_KINDS
 from agent_envs.envs.shell.tasks import KINDS, ShellTask
 from agent_envs.errors import ConfigurationError
-from agent_envs.sandbox import Folder, Level
-from agent_envs.tools.code import describe, run_shell, shared_sandbox
+from agent_envs.sandbox import Folder
+from agent_envs.tools.code import SandboxChoice, describe, run_shell, shared_sandbox
 
 ALL_KINDS: Final = {**KINDS, **CONFLICT_KINDS}
 MAX_DIFFICULTY: Final = 3
+MAX_JUDGED_BYTES: Final = 1 << 16
 
 
 class CommandLineEnv(ToolEnv):
@@ -49,8 +50,9 @@ class CommandLineEnv(ToolEnv):
     default_rewards = {"solved": 1.0, "progress": 0.1, "format": 0.02}
     computes_only = True
     outcome_terms = frozenset({"solved"})
+    not_in_snapshots = frozenset({"_sandbox"})
     tool_signatures = ("shell(command)",)
-    metric_names = ("success", "share_right", *ToolEnv.metric_names)
+    metric_names = ("success", "share_right", "num_denied_calls", *ToolEnv.metric_names)
     default_system_prompt = (
         "Do what is asked with shell commands, which run in the folder of the task. When it is "
         "done, answer: done."
@@ -62,7 +64,7 @@ class CommandLineEnv(ToolEnv):
         kinds: str | Sequence[str] | None = None,
         difficulty: int = 1,
         split: str = "train",
-        sandbox: Level = "strong",
+        sandbox: SandboxChoice = "strong",
         **shared: Any,
     ) -> None:
         """Choose the family of tasks, and open the sandbox.
@@ -71,7 +73,8 @@ class CommandLineEnv(ToolEnv):
             kinds: Kinds of tasks; the first six above if not given.
             difficulty: 1 to 3: more files, deeper folders, more to do.
             split: ``"train"`` or ``"test"``; they have no task in common.
-            sandbox: Isolation of commands; see `agent_envs.sandbox.open_sandbox`.
+            sandbox: Isolation of commands; a level, ``"container:IMAGE"``, a `Sandbox`
+                or the import path of one; see `agent_envs.sandbox.open_sandbox`.
             shared: Arguments of `ToolEnv`.
         """
         self._kinds = (kinds,) if isinstance(kinds, str) else tuple(kinds or KINDS)
@@ -82,7 +85,7 @@ class CommandLineEnv(ToolEnv):
         self._difficulty, self._split = difficulty, split
         self._split_seed = lookup({"train": 0, "test": 1}, split, kind="split")
         shared_sandbox(sandbox)  # fails now, not in the middle of an episode
-        self._level = sandbox
+        self._sandbox = sandbox
         super().__init__(default_tools=[Tool(self.shell, timeout=None)], **shared)
 
     def get_task(self, index: int) -> Task:
@@ -99,6 +102,7 @@ class CommandLineEnv(ToolEnv):
     def begin_episode(self) -> None:
         self._made: ShellTask = self.task.data["task"]
         self._set_folder(Folder.of(self._made.files))
+        self.num_denied_calls = 0
         self._progress = Progress(self.share_right)  # right at first earns nothing
 
     def shell(self, command: str) -> str:
@@ -107,7 +111,8 @@ class CommandLineEnv(ToolEnv):
         Args:
             command: What /bin/sh runs.
         """
-        result = run_shell(self._level, command, self._folder)
+        result = run_shell(self._sandbox, command, self._folder)
+        self.num_denied_calls += result.denied_calls or 0
         if result.folder is not None:  # else it was lost, and the previous one stays
             self._set_folder(result.folder)
         self.noted["progress"] += self._progress.advance(self.share_right)
@@ -133,6 +138,7 @@ class CommandLineEnv(ToolEnv):
         metrics = {
             "success": float(is_done and self.share_right == 1.0),
             "share_right": self.share_right,
+            "num_denied_calls": float(self.num_denied_calls),
         }
         if self._made.kind in CONFLICT_KINDS:
             checks = self._made.checks(self._contents)
@@ -145,8 +151,9 @@ class CommandLineEnv(ToolEnv):
 
 
 def _text(content: bytes | None) -> str | None:
-    """Return a file's text; None if it is no plain text file."""
+    """Return a file's text; None if it is no plain text file, or longer than any right one."""
     try:
-        return None if content is None else content.decode()
+        is_long = content is not None and len(content) > MAX_JUDGED_BYTES
+        return None if content is None or is_long else content.decode()
     except UnicodeDecodeError:
         return None

@@ -1,14 +1,18 @@
 """The folder that is passed from one program to the next, as one value."""
 
+import copy
+import gc
 import os
 import pickle
 
+import gymnasium as gym
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_envs.errors import ConfigurationError
 from agent_envs.sandbox import Folder, Limits
+from agent_envs.sandbox import folder as folder_module
 
 NAMES = st.binary(min_size=1, max_size=30).filter(lambda n: not {*b"/\0"} & {*n} and n[:1] != b".")
 PATHS = st.lists(NAMES, min_size=1, max_size=4).map(b"/".join).map(os.fsdecode)
@@ -109,3 +113,35 @@ def test_what_is_left_out_is_reported(plain_sandbox):
 def test_a_path_that_leads_out_or_is_file_and_folder_is_refused(path):
     with pytest.raises(ConfigurationError, match=r"leads out of the scratch|both a file and"):
         Folder.of({path: "x", "b/a": "y"})
+
+
+def test_large_folders_are_on_disk_once_as_long_as_something_refers_to_them(monkeypatch):
+    store = folder_module._STORE
+    before = store.num_bytes
+    folder = Folder.of({"noise": os.urandom(1 << 20)})
+    again, copied = pickle.loads(pickle.dumps(folder)), copy.deepcopy(folder)
+    assert folder == again == copied
+    assert 1 << 20 < store.num_bytes - before < 2 << 20
+    assert again.contents() == folder.contents()
+    monkeypatch.setattr(folder_module, "MAX_STORED_BYTES", before + (2 << 20))
+    with pytest.raises(OSError, match="the folders of this process exceed"):
+        Folder.of({"noise": os.urandom(2 << 20)})
+    [path] = [path for path, _ in store._files.values() if path.stat().st_size > 1 << 20]
+    del folder, again, copied
+    gc.collect()
+    assert store.num_bytes == before
+    assert not path.exists()
+
+
+def test_snapshots_share_the_folder_of_an_episode(strong_sandbox):
+    env = gym.make("AgentR1/CommandLine-v0", max_episode_steps=9)
+    env.reset(seed=0)
+    env.step(env.unwrapped.write_call("shell", command="head -c 2000000 /dev/urandom > noise"))
+    snapshots = [env.unwrapped.snapshot() for _ in range(3)]
+    assert all(len(snapshot.state) < 100_000 for snapshot in snapshots)
+    elsewhere = pickle.loads(pickle.dumps(snapshots[0]))  # with the content
+    look = env.unwrapped.write_call("shell", command="cksum noise")
+    expected = env.step(look)[0]
+    for snapshot in (snapshots[1], elsewhere):
+        env.unwrapped.restore(snapshot)
+        assert env.step(look)[0] == expected

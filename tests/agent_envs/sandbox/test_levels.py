@@ -51,6 +51,20 @@ def test_wrong_arguments_are_refused(fake_docker):
         open_sandbox("container", image="an-image")
 
 
+def test_gvisor_is_a_container_with_its_runtime_or_is_refused(fake_docker):
+    arguments = fake_docker()
+    with open_sandbox("gvisor", image="an-image") as sandbox:
+        assert sandbox.level == "gvisor"
+        assert sandbox.run_python("print(1)").stdout == "1\n"
+    given = arguments.read_text().split("run\n")[-1].splitlines()
+    assert {"--runtime=runsc", "--network=none", "--cap-drop=ALL"} <= set(given)
+    engine = arguments.with_name("docker")
+    refuse = '#!/bin/sh\n[ "$2" = --runtime=runsc ] && exit 1'
+    engine.write_text(engine.read_text().replace("#!/bin/sh", refuse))
+    with pytest.raises(SandboxUnavailableError, match="needs the runtime `runsc`"):
+        open_sandbox("gvisor", image="an-image")
+
+
 def test_a_level_that_is_not_offered_is_refused_with_the_reason(monkeypatch, tmp_path):
     monkeypatch.setattr(launching, "BOOTSTRAP", "import sys; sys.exit('unshare: not permitted')")
     monkeypatch.setenv("PATH", f"{tmp_path}")

@@ -1,5 +1,6 @@
 """What programs and sessions do that mean no harm, or none in particular."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -85,6 +86,12 @@ def test_a_call_that_ends_the_session_says_so(sandbox, source, status):
         after = session.run("x")
         assert after.status == "closed"
         assert after.stderr == "The session has ended, and its variables are gone."
+
+
+def test_a_session_that_nobody_closes_ends_with_its_last_reference(sandbox, leaves_nothing):
+    sandbox.session().run("x = 1")
+    gc.collect()
+    leaves_nothing()
 
 
 def test_a_session_stands_still_between_its_calls(sandbox):

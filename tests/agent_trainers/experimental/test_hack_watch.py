@@ -173,6 +173,19 @@ def test_arguments_of_a_foreign_environment_may_be_of_any_type():
     assert len(repeats) == len(changed) - 1
 
 
+def test_programs_that_try_what_the_sandbox_refuses_raise_an_alarm():
+    start = [watched(t) for t in roll_out(honest, make())]
+
+    def counted(number):
+        metrics = {"num_denied_calls": number}
+        return [(replace(e, metrics=e.metrics | metrics), signs) for e, signs in start]
+
+    watch, logs = watch_run(counted(0.0), counted(3.0))
+    assert set(alarms_of(watch)) == {"denied_calls"}
+    assert logs[-1]["hacking/denied_calls"] > logs[0]["hacking/denied_calls"] == 0.0
+    assert not alarms_of(watch_run(start, start)[0])
+
+
 HONEST = [
     "porto", "no", "3.5", "[[1, 2], [3, 4]]", "Judge John Smith", "the jury found him guilty",
     "def best(scores):\n    # the maximum score, as correct as can be\n    return max(scores)",

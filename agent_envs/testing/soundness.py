@@ -1,0 +1,142 @@
+"""Checks for defects that one episode does not show: in rewards, questions, time and resources."""
+
+import os
+import re
+import statistics
+import threading
+import time
+from typing import Any, Final
+
+from agent_envs.core.tool_env import ToolEnv
+from agent_envs.testing.episodes import (
+    NotOffered,
+    Subject,
+    TextEnv,
+    expect,
+    mistake,
+    reference_actions,
+    run_episode,
+    step,
+    tool_calls,
+)
+from agent_envs.testing.ways import find_detour, play_ways
+
+MORE_TURNS: Final = 2
+NUM_QUESTIONS: Final = 8
+NUM_ROUNDS: Final = 48
+MIN_ROUNDS: Final = 8
+SECONDS: Final = 3.0
+SLOWER: Final = 3.0
+SLACK_SECONDS: Final = 0.005
+NUM_EPISODES: Final = 3
+GRACE_SECONDS: Final = 2.0
+
+
+def check_rewards(subject: Subject) -> str:
+    """No detour or failure returns more than the shortest solution (see `find_detour`)."""
+    with subject.make() as env:
+        env.reset(seed=subject.seed)
+        num_actions = len(reference_actions(env))
+    with subject.make(max_episode_steps=num_actions + MORE_TURNS) as env:
+        plays = play_ways(env, subject.seed) if num_actions else []
+    if not plays:
+        raise NotOffered("no ToolEnv with reference_actions")
+    detour = find_detour(plays)
+    expect(detour is None, f"seed {subject.seed}: {detour}")
+    return f"{len(plays)} probes, none pays more than the shortest solution"
+
+
+def check_answers(subject: Subject) -> str:
+    """Questions do not state their answers: not always in the same place."""
+    found: list[set[tuple[str, str]]] = []
+    answers = set()
+    with subject.make() as env:
+        base: Any = env.unwrapped
+        for seed in range(subject.seed, subject.seed + NUM_QUESTIONS):
+            _, info = env.reset(seed=seed)
+            if not isinstance(base, ToolEnv) or not base.task.answers:
+                raise NotOffered("no answers")
+            texts = (message["content"] for message in info["messages"])
+            question = _words(" ".join(texts))
+            found.append(set().union(*(_places(question, a) for a in base.task.answers)))
+            answers.update(base.task.answers)
+    places = sorted(set.intersection(*found)) if len(answers) > 1 else []
+    around = " and ".join(f"{side} {word!r}" for side, word in places[:2])
+    expect(not places, f"each of {NUM_QUESTIONS} questions states its answer, {around}")
+    return f"{sum(map(bool, found))} of {NUM_QUESTIONS} questions contain their answers"
+
+
+def check_speed(subject: Subject) -> str:
+    """Steps do not become slower and slower."""
+    seconds: list[float] = []
+    with subject.make(max_episode_steps=-1) as env:
+        env.reset(seed=subject.seed)
+        actions = [mistake(env), *tool_calls(env)]
+        started = time.monotonic()
+        while len(seconds) < NUM_ROUNDS and time.monotonic() < started + SECONDS:
+            seconds.append(0.0)
+            for action in actions:
+                before = time.monotonic()
+                outcome = step(env, action)
+                seconds[-1] += time.monotonic() - before
+                if outcome[2] or outcome[3]:
+                    env.reset(seed=subject.seed)
+    if len(seconds) < MIN_ROUNDS:
+        return f"only {len(seconds)} rounds of calls in {SECONDS:g} s; too few to compare"
+    quarter = len(seconds) // 4
+    first, last = (statistics.median(s) for s in (seconds[:quarter], seconds[-quarter:]))
+    texts = (f"{1000 * s / len(actions):.2g} ms" for s in (first, last))
+    text = f"a step takes {' at first, and later '.join(texts)}"
+    expect(last <= SLOWER * first + SLACK_SECONDS * len(actions), text)
+    return text
+
+
+def check_leaks(subject: Subject) -> str:
+    """Closed environments leave no threads and no open files."""
+    _use(subject)  # pools, sandboxes and data that all environments of a process share
+    before = _resources()
+    for _ in range(NUM_EPISODES):
+        _use(subject)
+    deadline = time.monotonic() + GRACE_SECONDS
+    while (leaked := _leaked(before)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    expect(not leaked, f"{NUM_EPISODES} closed environments leave {leaked}")
+    return "no thread and no open file"
+
+
+def _use(subject: Subject) -> None:
+    with subject.make() as env:
+        for actions in (run_episode, _call_tools):
+            env.reset(seed=subject.seed)
+            list(actions(env, subject.seed))
+
+
+def _call_tools(env: TextEnv, seed: int) -> list[Any]:
+    del seed
+    return [step(env, action) for action in tool_calls(env)[:1]]
+
+
+def _resources() -> dict[str, int]:
+    folder = "/proc/self/fd"  # elsewhere only threads are counted
+    files = len(os.listdir(folder)) if os.path.isdir(folder) else 0  # noqa: PTH112, PTH208
+    return {"threads": threading.active_count(), "open files": files}
+
+
+def _leaked(before: dict[str, int]) -> str:
+    more = {name: count - before[name] for name, count in _resources().items()}
+    return ", ".join(f"{n} {name}" for name, n in more.items() if n >= NUM_EPISODES)
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+|[^\w\s]", text.casefold())
+
+
+def _places(question: list[str], answer: str) -> set[tuple[str, str]]:
+    """Return the words right before and after an answer in a question."""
+    words = _words(answer)
+    size, padded = len(words), ["", *question, ""]
+    places = set()
+    for i in range(1, len(padded) - size if words else 0):
+        if padded[i : i + size] == words:
+            places |= {("after", padded[i - 1]), ("before", padded[i + size])}
+    return places
