@@ -16,6 +16,7 @@ from gymnasium.wrappers import TimeLimit
 from agent_envs.core.async_bridge import Worker
 from agent_envs.core.tool_env import ToolEnv
 from agent_envs.errors import ActionTypeError, ConfigurationError
+from agent_envs.remote.openenv_routes import openenv_routes
 from agent_envs.remote.protocol import (
     KNOWN_ERRORS,
     MAX_MESSAGE_BYTES,
@@ -150,7 +151,7 @@ class EnvironmentServer:
         env.close()
 
     def app(self) -> "ASGIApp":
-        """Return the ASGI application: ``/ws`` for sessions, and ``/health``."""
+        """Return the ASGI application: ``/ws`` for sessions, and what OpenEnv's tools read."""
         from starlette.applications import Starlette
         from starlette.requests import HTTPConnection
         from starlette.responses import JSONResponse, Response
@@ -159,6 +160,7 @@ class EnvironmentServer:
         routes = [
             WebSocketRoute("/ws", self._serve_session),
             Route("/health", lambda _: JSONResponse({"status": "healthy"})),
+            *openenv_routes(self.description),
         ]
         app = Starlette(routes=routes)
         right = None if self._token is None else f"Bearer {self._token}".encode()

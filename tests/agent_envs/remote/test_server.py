@@ -52,6 +52,29 @@ def status(served, **headers):
         return error.code
 
 
+def read_json(served, path, data=None):
+    request = urllib.request.Request(f"{served.url}{path}", data=data)
+    with urllib.request.urlopen(request, timeout=60) as reply:
+        return json.load(reply)
+
+
+def test_openenvs_tools_can_read_what_is_served(serve):
+    """The criteria of ``openenv validate --url`` of openenv 0.10.0."""
+    served = serve(MULTI_HOP)
+    assert read_json(served, "/health") == {"status": "healthy"}
+    about = read_json(served, "/metadata")
+    assert (about["name"], about["description"]) == (MULTI_HOP, f"{MULTI_HOP}, with tools: search")
+    schemas = read_json(served, "/schema")
+    assert all(schemas[name]["type"] == "object" for name in ("action", "observation", "state"))
+    for body, number in ((b"{}", None), (b'{"id": 7, "method": "x"}', 7), (b"[" * 9000, None)):
+        reply = read_json(served, "/mcp", body)
+        assert (reply["jsonrpc"], reply["id"], reply["error"]["code"]) == ("2.0", number, -32601)
+    openapi = read_json(served, "/openapi.json")
+    assert openapi["info"]["version"] == "1.0.0"
+    paths = {"/health", "/metadata", "/schema", "/mcp"}  # neither /reset nor /step nor /state
+    assert set(openapi["paths"]) == paths
+
+
 def wait_until(is_true, seconds=60.0):
     until = time.monotonic() + seconds
     while not is_true():
