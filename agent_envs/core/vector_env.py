@@ -102,11 +102,15 @@ class ThreadVectorEnv(SyncVectorEnv[Any, Any]):
         session = CallSession()
         for number, call in calls.items():
             session.submit(number, call, self._step_timeout or math.inf)
-        while session:
+        errors: list[BaseException] = []
+        while session:  # all of them, or a call would still run when its member's next one begins
             for outcome in session.wait(math.inf):
                 if outcome.error is not None:
-                    raise outcome.error
-                self.envs[outcome.key].result = outcome.value
+                    errors.append(outcome.error)
+                else:
+                    self.envs[outcome.key].result = outcome.value
+        if errors:
+            raise errors[0]
 
     def _add_info(
         self, vector_infos: dict[str, Any], env_info: dict[str, Any], env_num: int

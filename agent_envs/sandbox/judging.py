@@ -14,11 +14,12 @@ import importlib
 import json
 import linecache
 import math
+import re
 import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, TextIO
+from typing import Any, Final, TextIO, cast
 
 _TEST_MODULES: Final = ("collections", "itertools", "math", "random", "re", "string", "sys")
 _GONE_TEXT: Final = "the program ended before the tests did"
@@ -34,6 +35,7 @@ _KINDS: Final[Mapping[str, tuple[type, Callable[[Any], Any] | None, Callable[[An
     "iterator": (Iterator, None, iter),
 }
 """Tag -> type, how to write a value (None: its items, encoded), and how to read it."""
+_ANY: Final = (Exception, BaseException, object)
 _TYPES: Final = {t.__name__: t for t in (bool, int, float, str, list, bytes, dict, tuple, set)}
 
 
@@ -52,9 +54,15 @@ class RemoteError(Exception):
 class Program:
     """The program under test, as its tests see it."""
 
-    def __init__(self, channel: TextIO, helper_classes: frozenset[type]) -> None:
-        """Connect to `serve`; objects of `helper_classes` may be passed to the program."""
-        self._channel, self._helper_classes = channel, helper_classes
+    def __init__(
+        self, channel: TextIO, helper_classes: frozenset[type], words: frozenset[str]
+    ) -> None:
+        """Connect to `serve`.
+
+        Objects of `helper_classes` may be passed to the program. Of its exceptions, those that
+        `words`, the words of the tests, contain keep their type.
+        """
+        self._channel, self._helper_classes, self._words = channel, helper_classes, words
         self.is_gone = False
         """Whether the program ended; it stays so, whatever the tests catch."""
 
@@ -84,7 +92,8 @@ class Program:
         try:
             send(self._channel, request)
             answer = dict(receive(self._channel))
-            error = _as_exception(*answer["error"]) if "error" in answer else None
+            name, message = answer.get("error", (None, None))
+            error = None if name is None else _as_exception(name, message, self._words)
             answer["value"] = decode(answer.get("value"))
         except NotANumberError:
             raise RemoteError(f"{request['name']}() returned NaN or infinity") from None
@@ -104,15 +113,17 @@ class Program:
         return {"object": [kind.__name__, encode(vars(value), self._encode_object)]}
 
 
-def _as_exception(name: str, message: str) -> Exception:
-    """Return the program's exception as one of Python's own, if it claims to be one.
+def _as_exception(name: str, message: str, words: frozenset[str]) -> Exception:
+    """Return the program's exception as one of Python's own, if the tests mention it or its base.
 
-    Not `StopIteration`, which would end the loop of the tests that contains the call.
+    Others would steer the tests: `StopIteration` ends the loop that contains the call, `IndexError`
+    one over ``__getitem__``, and `AttributeError` decides `hasattr`.
     """
-    kind = getattr(builtins, name, None)
-    if isinstance(kind, type) and issubclass(kind, Exception) and "Stop" not in name:
+    kind: Any = getattr(builtins, name, None)
+    is_known = isinstance(kind, type) and issubclass(kind, Exception) and "Stop" not in name
+    if is_known and any(k.__name__ in words and k not in _ANY for k in kind.__mro__):
         with contextlib.suppress(TypeError):  # UnicodeError and its kind need more arguments
-            return kind(str(message))
+            return cast(Exception, kind(str(message)))
     return RemoteError(f"{name}: {message}")
 
 
@@ -178,7 +189,8 @@ def run_tests(source: str, channel: TextIO, namespace: dict[str, Any]) -> dict[s
             exec(code, defined)  # noqa: S102 - trusted
         namespace.update((name, defined[name]) for name in trusted if name in defined)
         kinds = (v for v in defined.values() if isinstance(v, type) and v.__module__ == "helpers")
-        program = Program(channel, frozenset(kinds))
+        words = frozenset(re.findall(r"\w+", f"{tests} {helpers}"))
+        program = Program(channel, frozenset(kinds), words)
         program.copy_globals(names, namespace)
         exec(compile(tests, "tests.py", "exec"), namespace)  # noqa: S102 - trusted tests
     except ProgramGoneError as error:

@@ -82,8 +82,8 @@ class Watch:
         if is_runnable:
             self._waited += max(0.0, now - self._last_time - (self._cpu - cpu_before))
         self._last_time = now
-        # A program that hides processor time must not gain wall-clock time by it.
-        waited = min(self._waited, 9 * cpu_seconds)
+        # A program that hides processor time from samples must not gain wall-clock time by it.
+        waited = self._waited if self._group_cpu() else min(self._waited, 9 * cpu_seconds)
         longest = min(self._limits["wall_seconds"] + waited, self._limits["longest_seconds"])
         if now - self._started > longest:
             return "timeout"

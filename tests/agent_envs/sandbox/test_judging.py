@@ -168,6 +168,14 @@ TOLERANCES = [
         "abs(f(2).real - 4) / abs(f(2) - 4)", "float('%f' % abs(f(2) - 4))",
     )
 ]  # fmt: skip
+SEQUENCES = [
+    "class C:\n    def __getitem__(s, i): return f(i)\nfor _ in C(): assert False",
+    "class C:\n    def __getitem__(s, i): return f(i)\nassert list(C()) == []",
+]
+ATTRIBUTES = [
+    "class C:\n    def __getattr__(s, n): return f(2)\nassert not hasattr(C(), 'x')",
+    "class C:\n    def __getattr__(s, n): return f(2)\nassert getattr(C(), 'x', 4) == 4",
+]
 FAILING = {
     "an object that says yes to everything": (YES, CONVINCED),
     "StopIteration": ("def f(x):\n    raise StopIteration", LOOPS),
@@ -176,6 +184,8 @@ FAILING = {
     "its own StopIteration": (
         "def f(x):\n    raise type('StopIteration', (BaseException,), {})", LOOPS
     ),
+    "an IndexError that ends a loop": ("def f(x):\n    raise IndexError", SEQUENCES),
+    "an AttributeError that decides": ("def f(x):\n    raise AttributeError", ATTRIBUTES),
     "NaN": ("def f(x): return float('nan')", TOLERANCES),
     "infinity": ("def f(x): return float('inf')", TOLERANCES),
     "a complex NaN": ("def f(x): return complex('nan')", TOLERANCES),
@@ -314,3 +324,11 @@ def test_an_argument_that_is_too_long_fails_at_once_and_is_not_the_programs_faul
     tests = "try: f('a' * 20_000_000)\nexcept Exception: pass\nassert True"
     verdict = sandbox.check_python("def f(x): return len(x)", tests, limits=QUICK)
     assert verdict.reason != "timeout"
+
+
+def test_exceptions_that_tests_expect_keep_their_type(sandbox):
+    program = "def f(x):\n    raise IndexError('far')"
+    for expected in ("IndexError", "LookupError", "Exception"):
+        tests = f"try: f(1)\nexcept {expected} as error: assert 'far' in str(error)\nelse: 1 / 0"
+        assert sandbox.check_python(program, tests).passed
+    assert not sandbox.check_python(program, "try: f(1)\nexcept KeyError: pass").passed
