@@ -49,7 +49,7 @@ def check_rewards(subject: Subject) -> str:
 def check_answers(subject: Subject) -> str:
     """Questions do not state their answers: not always in the same place."""
     found: list[set[tuple[str, str]]] = []
-    answers = set()
+    answers: set[str] = set()
     with subject.make() as env:
         base: Any = env.unwrapped
         for seed in range(subject.seed, subject.seed + NUM_QUESTIONS):

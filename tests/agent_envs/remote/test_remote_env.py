@@ -25,7 +25,8 @@ MULTI_HOP = "AgentR1/SyntheticMultiHop-v0"
 
 def test_a_remote_environment_passes_the_conformance_kit(serve):
     results = check("AgentR1/Remote-v0", kwargs={"url": serve(MULTI_HOP).url}, episodes=1)
-    assert [result.name for result in results if result.status != "ok"] == []
+    skipped = [result.name for result in results if result.status != "ok"]
+    assert skipped == ["answers"]  # which stay on the server
 
 
 @pytest.mark.parametrize(
