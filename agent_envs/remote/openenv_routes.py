@@ -19,26 +19,8 @@ if TYPE_CHECKING:
 API_VERSION: Final = "1.0.0"
 _NO_METHOD: Final = {"code": -32601, "message": "Episodes run over the WebSocket at /ws."}
 _MAX_ID_BYTES: Final = 10_000
-_OBSERVATION: Final = {
-    "type": "object",
-    "properties": {
-        "text": {"type": "string"},
-        "info": {"type": "object"},
-        "terminated": {"type": "boolean"},
-        "truncated": {"type": "boolean"},
-        "metrics": {"type": "object"},
-        "task_index": {"type": "integer"},
-        "generator": {"type": "object"},
-    },
-}
-_STATE: Final = {
-    "type": "object",
-    "properties": {
-        "episode_id": {"type": ["string", "null"]},
-        "task_id": {"type": ["string", "null"]},
-        "step_count": {"type": "integer"},
-    },
-}
+_OBSERVATION: Final = "text info terminated truncated metrics task_index generator".split()
+_STATE: Final = "episode_id task_id step_count".split()
 
 
 def openenv_routes(description: Mapping[str, Any]) -> "list[Route]":
@@ -49,7 +31,12 @@ def openenv_routes(description: Mapping[str, Any]) -> "list[Route]":
     name = str(description["environment"])
     tools = ", ".join(tool["function"]["name"] for tool in description["tools"]) or "none"
     about = {"name": name, "version": API_VERSION, "description": f"{name}, with tools: {tools}"}
-    schemas = {"action": Step.model_json_schema(), "observation": _OBSERVATION, "state": _STATE}
+    fields = {"observation": _OBSERVATION, "state": _STATE}
+    schemas: dict[str, Any] = {
+        kind: {"type": "object", "properties": {name: {} for name in names}}
+        for kind, names in fields.items()
+    }
+    schemas["action"] = Step.model_json_schema()
     documents = {"/metadata": about, "/schema": schemas}
     operations = {
         path: {method: {"summary": path[1:], "responses": {"200": {"description": "JSON"}}}}

@@ -5,6 +5,7 @@ or one that systemd or a container engine delegated. Elsewhere processes are sam
 """
 
 import contextlib
+import functools
 import os
 import time
 import uuid
@@ -24,7 +25,7 @@ class ControlGroup:
         self.descriptors: Sequence[int] = ()
         """Of ``cgroup.procs``, for writing, and of ``cpu.stat``; for a supervisor."""
         with contextlib.suppress(OSError, StopIteration):
-            folder = _own_folder() / f"agent-envs-{uuid.uuid4().hex}"
+            folder = _own_folder() / f"agent-envs-{os.getpid()}-{uuid.uuid4().hex}"
             folder.mkdir()
             self._folder = folder
             stat = os.open(folder / "cpu.stat", os.O_RDONLY | os.O_CLOEXEC)
@@ -59,12 +60,21 @@ class ControlGroup:
             self._folder = None
 
 
+@functools.cache
 def _own_folder() -> Path:
-    """Return the folder of this process's control group; raise StopIteration if there is none."""
+    """Return the folder of this process's control group; raise StopIteration if there is none.
+
+    Empty groups in it of processes that were killed are removed.
+    """
     groups = Path("/proc/self/cgroup").read_text().splitlines()
     path = next(line[3:] for line in groups if line.startswith("0::"))
     mounts = (line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines())
     root, place = next(
         (fields[3], fields[4]) for fields in mounts if fields[fields.index("-") + 1] == "cgroup2"
     )
-    return Path(place) / os.path.relpath(path, root)
+    folder = Path(place) / os.path.relpath(path, root)
+    for group in folder.glob("agent-envs-*-*"):
+        if not Path("/proc", group.name.split("-")[2]).exists():
+            with contextlib.suppress(OSError):
+                group.rmdir()
+    return folder

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import threading
 import weakref
 from collections.abc import Sequence
@@ -165,7 +166,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         self.is_closed = False
         """Whether it has ended: by `close`, by a limit, or because the program ended it."""
         self._execution = Execution(launcher, "session", "", limits)
-        weakref.finalize(self, self._execution.__exit__).atexit = False  # if nobody closes it
+        weakref.finalize(self, _end, self._execution, os.getpid())  # if it is never closed
 
     def run(self, source: str) -> Result:
         """Run a piece of Python; the value of a last expression is printed, as at a prompt.
@@ -203,6 +204,12 @@ class Session(contextlib.AbstractContextManager["Session"]):
     def __exit__(self, *_: object) -> None:
         """Close it."""
         self.close()
+
+
+def _end(execution: Execution, process: int) -> None:
+    """End a program, but not in a fork of the process that started it."""
+    if os.getpid() == process:
+        execution.__exit__()
 
 
 def _judge(program: Result, tests: Result) -> Verdict:

@@ -30,6 +30,7 @@ _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _BUFFER_BYTES: Final = {stat.S_IFIFO: 65_536, stat.S_IFSOCK: 262_144}
 _MAPPING_BYTES: Final = 256
 _STAT_BYTES: Final = 256
+_UNSEEN_NANOSECONDS: Final = 1_000_000  # the kernel adds time at ticks
 _COUNTED: Final = (b"Pss_Anon:", b"Pss_File:", b"SwapPss:")
 _KCMP: Final = {"x86_64": 312, "aarch64": 272}.get(os.uname().machine, -1)
 _KCMP_VM: Final = 1
@@ -115,8 +116,8 @@ class Watch:
                 key = pid, fields[19]
                 if key in self._living:
                     self._sampled_cpu += (own - self._living[key]) / _TICKS
-                elif fields[0] == b"R" and _has_run(pid):
-                    self._sampled_cpu += interval
+                elif fields[0] == b"R":
+                    self._sampled_cpu += interval * _running_share(pid)
                 living[key] = own
                 ticks += own + int(fields[13]) + int(fields[14])
                 num_threads += int(fields[17])
@@ -139,9 +140,14 @@ class Watch:
         return int(fields[1]) / 1e6 if fields[:1] == [b"usage_usec"] else 0.0
 
 
-def _has_run(pid: int) -> bool:
-    """Return whether a process has been on a processor, or only waits for one."""
-    return _read_proc(f"/proc/{pid}/schedstat").split()[2:] != [b"0"]
+def _running_share(pid: int) -> float:
+    """Return the share of its life that a new process had a processor and did not wait for one."""
+    fields = _read_proc(f"/proc/{pid}/schedstat").split()
+    if len(fields) < 3:
+        return 1.0
+    ran, waited, times = (int(field) for field in fields[:3])
+    ran += _UNSEEN_NANOSECONDS
+    return ran / (ran + waited) if times else 0.0
 
 
 def _count_memory(pids: Iterable[int]) -> int:

@@ -142,12 +142,8 @@ class MathJudge:
         return str(reply).strip() == "true"
 
 
-_judge: Final = MathJudge()
-
-
-def math_equal(answer: str, gold: str, *, question: str = "", wants_number: bool = False) -> bool:
-    """Return whether `answer` means the same as `gold`; see `MathJudge.is_equal`."""
-    return _judge.is_equal(answer, gold, question=question, wants_number=wants_number)
+math_equal: Final = MathJudge().is_equal
+"""Compares answers in the process of the module; see `MathJudge.is_equal`."""
 
 
 def gsm8k_match(answer: str, gold: str) -> float:

@@ -13,6 +13,7 @@ import pytest
 
 from agent_envs.errors import ConfigurationError, SandboxError
 from agent_envs.sandbox import Limits, open_sandbox
+from agent_envs.sandbox.sandbox import _end
 from tests.agent_envs.sandbox.conftest import processes_below
 
 
@@ -92,6 +93,17 @@ def test_a_session_that_nobody_closes_ends_with_its_last_reference(sandbox, leav
     sandbox.session().run("x = 1")
     gc.collect()
     leaves_nothing()
+
+
+def test_a_fork_does_not_end_the_sessions_of_its_parent(sandbox):
+    with sandbox.session() as session:
+        assert session.run("x = 1").status == "ok"
+        child = os.fork()
+        if child == 0:
+            _end(session._execution, os.getppid())
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert session.run("x").stdout == "1\n"
 
 
 def test_a_session_stands_still_between_its_calls(sandbox):
