@@ -155,9 +155,9 @@ def _verify(options: argparse.Namespace) -> None:
 
 
 def _report(options: argparse.Namespace) -> None:
-    from agent_leaderboard.report.tables import write_reports
+    from agent_leaderboard.verify.contained import report
 
-    print(write_reports(options.run, options.data))  # noqa: T201
+    print(report(options.run, options.data))  # noqa: T201
 
 
 def _submit(options: argparse.Namespace) -> None:

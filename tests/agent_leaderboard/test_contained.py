@@ -196,7 +196,8 @@ def test_a_hostile_manifest_is_refused_soon(copy, small_data, old, new):
 )  # fmt: skip
 def test_values_of_any_type_and_files_outside_the_data_folder_are_refused(name, values):
     for value in values:
-        (problem,) = refused_arguments("AgentR1/HotpotQA-v0", {name: value})
+        rows = {"data": "${data}/rows.jsonl"}
+        (problem,) = refused_arguments("AgentR1/HotpotQA-v0", rows | {name: value})
         assert f"{name} = " in problem
     assert list(refused_arguments("AgentR1/HotpotQA-v0", {"data": "${data}/a/rows.jsonl"})) == []
 
@@ -226,7 +227,8 @@ def test_no_environment_is_led_to_a_server_and_the_published_arguments_are_allow
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_only_listed_arguments_are_allowed_and_all_own_arguments_are_listed(name):
     id = f"AgentR1/{name}-v0"
-    assert list(refused_arguments(id, {"split": "test", "tool_format": "hermes"})) == []
+    allowed = {"data": "${data}/rows", "split": "test", "tool_format": "hermes"}
+    assert list(refused_arguments(id, allowed)) == []
     for hostile in ({"render_mode": "human"}, {"tools": ["x"]}, {"split": ["test"] * 1_000},
                     {"data": "/etc/passwd"}, {"corpus": ["${data}/../x"]},
                     {"sandbox": "limits"}, {"system_prompt": "x" * 100_000},
@@ -238,16 +240,42 @@ def test_only_listed_arguments_are_allowed_and_all_own_arguments_are_listed(name
         assert {each.name for each in taken if each.kind is each.KEYWORD_ONLY} <= ARGUMENTS.keys()
 
 
-def test_no_manifest_becomes_an_environment_without_the_allowlist(run_folder, data_folder):
-    """Reports and logs of a stranger's run, too."""
+HOSTILE = {
+    "an address": ({"data": "http://192.0.2.1/rows.jsonl"}, False, "is not allowed"),
+    "a download": ({}, False, "'data' is missing"),
+    "no files": ({"data": []}, False, "'data' is missing"),
+    "a file to be shown": ({"data": "${data}/hotpot.jsonl"}, True, "'is_text_public'"),
+    "a file in a prompt": (
+        {"data": "${data}/hotpot.jsonl", "system_prompt": '"${data}/../secret"'},
+        False,
+        "system_prompt = ",
+    ),
+}
+"""Arguments, whether the text is declared to be public, and why they are refused."""
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_manifest_becomes_an_environment_without_the_allowlist(run_folder, data_folder, name):
+    """Not in a report of a stranger's run, either."""
+    kwargs, is_text_public, message = HOSTILE[name]
     run = read_run(run_folder)
-    hostile = dataclasses.replace(
-        run.manifest.environments[0], kwargs={"data": "http://192.0.2.1/rows.jsonl"}
-    )
-    with pytest.raises(DataError, match="is not allowed"):
+    public, licensed = run.manifest.environments
+    hostile = dataclasses.replace(licensed, kwargs=kwargs, is_text_public=is_text_public)
+    with pytest.raises(DataError, match=message):
         recorded_environment(hostile, None, data_folder)
-    others = run.manifest.environments[1:]
-    manifest = dataclasses.replace(run.manifest, environments=[hostile, *others])
+    hostile = dataclasses.replace(hostile, is_text_public=True)
+    manifest = dataclasses.replace(run.manifest, environments=[public, hostile])
     run = dataclasses.replace(run, manifest=manifest)
-    shown = read_episodes(run, (hostile.slug, "some"), data_folder)
-    assert all(one["question"] is None and "is not allowed" in one["note"] for one in shown)
+    for one in read_episodes(run, (hostile.slug, "some"), data_folder):
+        assert one["question"] is None
+        assert one["note"].startswith("Replay failed")
+
+
+def test_a_report_is_written_within_limits(small_data, copy):
+    assert "oracle" in contained.report(copy, small_data)
+    assert (copy / "leaderboard.html").exists()
+    with pytest.raises(DataError, match=r"could not be reported: it took longer than 0\.001"):
+        contained.report(copy, small_data, max_minutes=0.001)
+    (copy / "manifest.json").unlink()
+    with pytest.raises(DataError, match=r"manifest\.json: cannot be read"):
+        contained.report(copy)

@@ -55,6 +55,9 @@ def recorded_environment(
     """Return a factory of an environment of a manifest, if it is on the allowlist."""
     for problem in refused_arguments(record.id, record.kwargs):
         raise DataError(problem)
+    if record.is_text_public and reads_data(record):
+        raise DataError("field 'is_text_public': its tasks come from data files")
+    check_data(record, data)
     return configured_environment(record, tool_format, data)
 
 
@@ -99,6 +102,12 @@ def _check_file(value: str) -> str:
     return value
 
 
+def _check_text(value: str) -> str:
+    if "${" in value:
+        raise ValueError("names a file")
+    return value
+
+
 def _check_context(options: dict[str, Any]) -> dict[str, Any]:
     if options.get("name") not in CONTEXTS:
         raise ValueError("not a context")
@@ -113,11 +122,14 @@ _ATTACK: Any = pydantic.create_model(
     "Attack", __config__=pydantic.ConfigDict(extra="forbid"),
     attacker=(_one_of(*ATTACKERS), "swap"), budget=(_number(0, 1_000), None),
 )  # fmt: skip
-ENVIRONMENTS: Final = (
+DATA_SETS: Final = (
     "HotpotQA", "2WikiMultihopQA", "MuSiQue", "Bamboogle", "NaturalQuestions", "TriviaQA", "PopQA",
-    "GSM8K", "MATH", "HumanEval", "MBPP", "CommandLine", "ReasoningGym", "TextWorld", "ALFWorld",
-    "ScienceWorld", "BFCL", "SyntheticMultiHop", "SyntheticLongHorizon", "SyntheticArithmetic",
-    "SyntheticTable",
+    "GSM8K", "MATH", "HumanEval", "MBPP", "ALFWorld",
+)  # fmt: skip
+"""Names of the allowed environments that need ``data``: without it, they download it."""
+ENVIRONMENTS: Final = (
+    *DATA_SETS, "CommandLine", "ReasoningGym", "TextWorld", "ScienceWorld", "BFCL",
+    "SyntheticMultiHop", "SyntheticLongHorizon", "SyntheticArithmetic", "SyntheticTable",
 )  # fmt: skip
 """Names of the allowed environments."""
 ARGUMENTS: Final[Mapping[str, Any]] = {
@@ -148,7 +160,9 @@ ARGUMENTS: Final[Mapping[str, Any]] = {
     "start": _several(_NAME),
     "steps": _several(_number(1, 20)),
     "subjects": _several(_NAME),
-    "system_prompt": Annotated[str, Field(max_length=10_000, strict=True)],
+    "system_prompt": Annotated[
+        str, Field(max_length=10_000, strict=True), AfterValidator(_check_text)
+    ],
     "task": _several(_NAME),
     "task_kwargs": _table(_number(-1_000, 1_000)),
     "tool_format": _one_of(*TOOL_FORMATS),
@@ -166,6 +180,8 @@ def refused_arguments(id: str, kwargs: Mapping[str, Any]) -> Iterator[str]:
     if name not in ENVIRONMENTS or name == id:
         yield f"field 'id': {id!r} is not allowed; choose among {', '.join(ENVIRONMENTS)}"
         return
+    if name in DATA_SETS and not kwargs.get("data"):
+        yield "field 'kwargs': the argument 'data' is missing; name files of the data folder"
     for key, value in kwargs.items():
         if key not in ARGUMENTS:
             yield f"field 'kwargs': the argument {key!r} is not allowed"

@@ -171,8 +171,8 @@ class Replayer:
         """Make the environment, with the agent's tool format, if it is allowed."""
         self._records = environment, agent
         self._protocol = protocol
-        self._seal = environment_seal(environment, data)
         self._env = recorded_environment(environment, agent.tool_format, data)()
+        self._seal = environment_seal(environment, data)
 
     def replay(self, result: EpisodeResult, entry: TaskEntry) -> ReplayedEpisode:
         """Decrypt and replay the actions of an episode."""

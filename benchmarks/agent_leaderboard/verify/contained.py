@@ -1,4 +1,4 @@
-"""Verification of a stranger's run in a child process with limited memory, time, files and network.
+"""Verify or report a stranger's run in a child process of limited memory, time, files and network.
 
 A run is data: nothing in it runs but agents' actions, in environments that limit them. The
 limits are for what was overlooked: then the child ends, and the parent reports it.
@@ -15,7 +15,9 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
+from agent_envs.errors import AgentEnvsError, DataError
 from agent_leaderboard.play.run import end_with_parent
+from agent_leaderboard.report.tables import write_reports
 from agent_leaderboard.verify.verify import Verification, check_run
 
 MAX_MEMORY: Final = 4 * 2**30
@@ -33,15 +35,36 @@ def verify(
     max_minutes: float = 60.0,
 ) -> Verification:
     """Verify a run's folder like `check_run`, within limits."""
+    try:
+        return Verification(**_in_child("verify", run, data, jobs, is_published, max_minutes))
+    except DataError as error:
+        return Verification(problems=[f"{run}: could not be verified: {error}"])
+
+
+def report(run: Path, data: Path | None = None, *, max_minutes: float = 60.0) -> str:
+    """Write a run's reports like `write_reports`, within limits; return the table of scores."""
+    try:
+        text: str = _in_child("report", run, data, 1, False, max_minutes)
+    except DataError as error:
+        raise DataError(f"{run}: could not be reported: {error}") from None
+    return text
+
+
+def _in_child(
+    command: str, run: Path, data: Path | None, jobs: int, is_published: bool, max_minutes: float
+) -> Any:
     with tempfile.TemporaryDirectory() as scratch:
         answer = Path(scratch) / "answer.json"
         paths = (path and str(path.absolute()) for path in (answer, run, data))
-        request = [*paths, jobs, is_published, max_minutes]
+        request = [command, *paths, jobs, is_published, max_minutes]
         failure = _run_child(json.dumps(request), 60 * max_minutes)
         try:
-            return Verification(**json.loads(answer.read_text(encoding="utf-8")))
+            found = json.loads(answer.read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            return Verification(problems=[f"{run}: could not be verified: {failure}"])
+            raise DataError(failure) from None
+    if isinstance(found, list):
+        raise DataError(*found)
+    return found
 
 
 def _run_child(request: str, seconds: float) -> str:
@@ -105,20 +128,27 @@ def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
         raise PermissionError("verification has no network")
 
 
-def _main(answer: str, *request: Any) -> None:
+def _main(command: str, answer: str, *request: Any) -> None:
     if sys.platform != "win32":  # with everything it started
         end_with_parent(lambda: os.killpg(0, signal.SIGKILL))
     *names, jobs, is_published, minutes = request
     run, data = (name and Path(name) for name in names)
     _limit(minutes)
     forbid_network()
+    found: Any
     try:
-        found = check_run(
-            run, data, jobs=jobs, is_published=is_published, prepare_worker=forbid_network
-        )
+        if command == "report":
+            found = write_reports(run, data)
+        else:
+            checked = check_run(
+                run, data, jobs=jobs, is_published=is_published, prepare_worker=forbid_network
+            )
+            found = dataclasses.asdict(checked)
+    except (AgentEnvsError, OSError) as error:
+        found = [str(error)]
     except MemoryError:
-        found = Verification(problems=[f"{run}: needs more memory than {MAX_MEMORY:,} bytes"])
-    Path(answer).write_text(json.dumps(dataclasses.asdict(found)), encoding="utf-8")
+        found = [f"it needs more memory than {MAX_MEMORY:,} bytes"]
+    Path(answer).write_text(json.dumps(found), encoding="utf-8")
 
 
 if __name__ == "__main__":

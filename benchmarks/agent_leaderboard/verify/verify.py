@@ -21,11 +21,7 @@ from tqdm.auto import tqdm
 
 from agent_envs.errors import AgentEnvsError, DataError, MissingExtraError, SandboxUnavailableError
 from agent_leaderboard.agents.agent import acts_by_rules, is_custom
-from agent_leaderboard.play.environments import (
-    check_data,
-    recorded_environment,
-    refused_arguments,
-)
+from agent_leaderboard.play.environments import recorded_environment
 from agent_leaderboard.play.episodes import (
     FAULTS,
     Chunk,
@@ -255,11 +251,8 @@ def _check_environment(
     environment: EnvironmentRecord, run: Run, data: Path | None
 ) -> Iterator[str]:
     """Yield how manifest and task list differ from the environment itself."""
-    for problem in refused_arguments(environment.id, environment.kwargs):
-        raise DataError(problem)  # before any of its names is looked up
-    check_data(environment, data)
-    entries = run.tasks[environment.slug]
     make_env = recorded_environment(environment, None, data)
+    entries = run.tasks[environment.slug]
     seed = run.manifest.protocol.seed
     truth, tasks = complete_record(environment, make_env, count=len(entries), seed=seed, data=data)
     for text in differences(environment, truth):
