@@ -114,16 +114,6 @@ def mean_of_shares(intervals: Sequence[Interval]) -> Interval:
     return Interval(mean=mean, low=max(0.0, mean - below), high=min(1.0, mean + above), count=count)
 
 
-def random_effects_mean(intervals: Sequence[Interval]) -> Interval:
-    """Estimate the mean share of the population from which these environments are a sample.
-
-    Student's t over the environments' shares; never narrower than `mean_of_shares`.
-    """
-    fixed, among = mean_of_shares(intervals), mean_interval([one.mean for one in intervals])
-    low, high = max(0.0, min(fixed.low, among.low)), min(1.0, max(fixed.high, among.high))
-    return Interval(mean=fixed.mean, low=low, high=high, count=fixed.count)
-
-
 def compare(first: TaskScores, second: TaskScores) -> Comparison | None:
     """Compare two agents on the tasks that both ran; None if there are none."""
     array = np.asarray(paired_differences(first, second))

@@ -98,6 +98,8 @@ def _add_run_options(run: argparse.ArgumentParser) -> None:
     run.add_argument("--environments", nargs="+", default=[], help="only these, by name")
     run.add_argument("--agents", nargs="+", default=[], help="only these, by name")
     run.add_argument("--tasks", type=_positive, help="largest number of each environment")
+    text = "run on a hidden split; its secret seed is in this file, which is written if missing"
+    run.add_argument("--hidden", type=Path, metavar="FILE", help=text)
     run.add_argument("--model", help="model of all model agents")
     run.add_argument("--base_url", help="OpenAI-compatible server of the model agents")
     run.add_argument("--api_key_env", help="environment variable with the server's key")
@@ -135,6 +137,8 @@ def _config(options: argparse.Namespace) -> RunConfig:
     config = load_configs(paths).choose(
         environments=options.environments, agents=options.agents, tasks=options.tasks
     )
+    if options.hidden is not None:
+        config = config.hide(options.hidden)
     server = {name: getattr(options, name) for name in ("model", "base_url", "api_key_env")}
     return config.override_models({k: v for k, v in server.items() if v is not None})
 

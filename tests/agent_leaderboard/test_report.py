@@ -38,19 +38,26 @@ def public(reported):
 
 
 def test_markdown_has_score_interval_rank_and_models(board):
-    made = {"best": {"model": "small", "made_by": "make it"},
+    made = {"best": {"model": "small", "made_by": "make it", "date": "2026-01-02",
+                     "commit": "abc" * 13 + "a"},
             "hostile": {"model": "other", "train": {"seed": 3}}}  # fmt: skip
     agents = [replace(one, **made.get(one.slug, {})) for one in board.run.manifest.agents]
     run = replace(board.run, manifest=replace(board.run.manifest, agents=agents))
     text = make_markdown(replace(board, run=run))
-    row = next(
-        line for line in text.splitlines() if line.startswith("| `multi-hop` (own measure) |")
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    assert rows[0].startswith(
+        "| agent | on trust | date, commit | mean | `multi-hop` (own measure)"
     )
-    cells = [cell.strip() for cell in row.split(" | ")]
-    assert cells[1] == "100.0 [63.1, 100.0]"  # the oracle has no rank
-    assert cells[2] == "**100.0 [63.1, 100.0] · =1**"
-    assert re.fullmatch(r"\*\*37\.5 \[\d+\.\d, \d+\.\d\] · =1\*\*", cells[3])
-    for words in ("public since 2018", "Holm's correction", "| best | react | small | make it |",
+    cells = dict(zip(["best", "some", "hostile", "oracle"], rows[1:5], strict=True))
+    cells = {name: row.strip("| ").split(" | ") for name, row in cells.items()}
+    assert cells["oracle"][4] == "100.0 [63.1, 100.0]"  # it has no rank
+    assert cells["best"][4] == "**100.0 [63.1, 100.0] · =1**"
+    assert cells["best"][1:3] == [
+        "author of the actions, costs (not recounted)",
+        "2026-01-02 abcabcabc",
+    ]
+    assert re.fullmatch(r"\*\*37\.5 \[\d+\.\d, \d+\.\d\] · =1\*\*", cells["some"][4])
+    for words in ("public since 2018", "significantly better", "| best | react | small | make it |",
                   "| other | agent-r1-train --seed 3 |"):  # fmt: skip
         assert words in text
 

@@ -8,7 +8,7 @@ import pytest
 
 from agent_envs.core.tasks import Task
 from agent_leaderboard.play.prepare import draw_tasks, list_tasks, task_labels, task_sha256
-from agent_leaderboard.records.manifest import published
+from agent_leaderboard.records.manifest import HIDDEN_SEEDS, published
 from agent_leaderboard.records.results import task_list_sha256
 from agent_leaderboard.records.sealing import Seal
 
@@ -69,6 +69,16 @@ def test_generated_tasks_have_the_hashes_of_the_published_run():
         env = open_env(name, **records[slug].kwargs)
         entries = list_tasks(env, draw_tasks(env, records[slug].num_tasks, 0), PUBLIC)
         assert task_list_sha256(entries) == records[slug].tasks_sha256, name
+
+
+def test_a_hidden_seed_draws_other_tasks_of_generated_families_too():
+    env = open_env("SyntheticTable", split="test")
+    assert draw_tasks(env, 3, HIDDEN_SEEDS - 1) == [0, 1, 2]
+    drawn = [draw_tasks(env, 50, HIDDEN_SEEDS + i) for i in (0, 0, 1)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert len(set(drawn[0])) == 50
+    assert min(drawn[0] + drawn[2]) > 10_000  # of 2**31; 0.05 % of all seeds draw a smaller one
+    env.reset(seed=0, options={"task": max(drawn[0])})
 
 
 @pytest.mark.parametrize("name", ["SyntheticMultiHop", "CommandLine", "ReasoningGym"])

@@ -10,11 +10,14 @@ import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 from agent_envs.core.lookup import lookup
 from agent_envs.core.tool_env import ToolEnv
 from agent_envs.errors import ConfigurationError
+from agent_leaderboard.records.manifest import AgentRecord
+from agent_trainers import TINY_POLICY
 from agent_trainers.policies import Policy, Usage
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.environments import TextEnv
@@ -70,6 +73,8 @@ AGENTS: Final[Mapping[str, AgentKind]] = {
     "react": AgentKind("model_agents", tool_format="react"),
     **dict.fromkeys(("iterative_rag", "reflexion", "best_of_n", "checkpoint"), _MODEL),
 }
+MODEL_SPEAKS: Final = frozenset(("base_tool_call", "react", "checkpoint", "reflexion", "best_of_n"))
+"""Kinds whose actions are the model's own words, one call each."""
 
 
 def find_kind(kind: str) -> AgentKind:
@@ -85,8 +90,25 @@ def is_custom(kind: str) -> bool:
 
 
 def acts_by_rules(kind: str) -> bool:
-    """Return whether anyone can run agents of this kind again."""
+    """Return whether agents of this kind need no model."""
     return kind in AGENTS and not AGENTS[kind].needs_model
+
+
+def is_repeatable(agent: AgentRecord) -> bool:
+    """Return whether anyone can run an agent again: its code and its model are in this package."""
+    return acts_by_rules(agent.kind) or (agent.train is None and base_model(agent) == TINY_POLICY)
+
+
+def is_recounted(agent: AgentRecord) -> bool:
+    """Return whether verification counts its calls and tokens again, on any machine."""
+    is_known = base_model(agent) is not None and agent.kind in MODEL_SPEAKS - {"reflexion"}
+    return is_repeatable(agent) or is_known
+
+
+def base_model(agent: AgentRecord) -> Path | None:
+    """Return the embedded policy, if an agent's model is or was trained from it."""
+    given = agent.model if agent.train is None else agent.train.get("model", TINY_POLICY.name)
+    return TINY_POLICY if agent.kind in AGENTS and given == TINY_POLICY.name else None
 
 
 def build_agent(kind: str, settings: Mapping[str, Any]) -> Agent:

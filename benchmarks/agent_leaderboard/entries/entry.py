@@ -12,6 +12,7 @@ from agent_envs.data.files import write_text
 from agent_envs.errors import ConfigurationError, DataError
 from agent_leaderboard.records.manifest import (
     MEASURED_FIELDS,
+    ORIGIN,
     AgentRecord,
     LeftOut,
     Manifest,
@@ -178,7 +179,7 @@ def merge_runs(runs: Mapping[Path, Run]) -> Run:
         changes = [f"protocol, {text}" for text in measure]
         for kind, known, own, ignored in (
             ("environment", environments, run.manifest.environments, {"contamination": ""}),
-            ("agent", agents, run.manifest.agents, {"not_played": []}),
+            ("agent", agents, run.manifest.agents, {"not_played": [], **dict.fromkeys(ORIGIN)}),
         ):
             for record in own:
                 expected = replace(known.setdefault(record.slug, record), **ignored)

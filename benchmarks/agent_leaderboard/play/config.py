@@ -7,6 +7,7 @@ completes them.
 """
 
 import re
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -17,9 +18,11 @@ import pydantic
 
 import agent_envs  # noqa: F401 - registers the environments
 from agent_envs.core.lookup import lookup
+from agent_envs.data.files import write_text
 from agent_envs.errors import ConfigurationError
 from agent_leaderboard.agents.agent import find_kind, is_custom
 from agent_leaderboard.records.manifest import (
+    HIDDEN_SEEDS,
     AgentRecord,
     EnvironmentRecord,
     LeftOut,
@@ -81,6 +84,16 @@ class RunConfig:
         return replace(
             self, environments=kept, agents=chosen(self.agents, agents, "agent of the run")
         )
+
+    def hide(self, path: Path) -> "RunConfig":
+        """Return the run on the hidden split of the seed in a file; a new file gets a new seed."""
+        if not path.exists():
+            write_text(path, f"{HIDDEN_SEEDS + secrets.randbits(62)}\n")
+            path.chmod(0o600)
+        text = path.read_text(encoding="utf-8").strip()
+        if not text.isascii() or not text.isdecimal() or int(text) < HIDDEN_SEEDS:
+            raise ConfigurationError(f"{path}: must hold an integer of at least {HIDDEN_SEEDS}.")
+        return replace(self, protocol=replace(self.protocol, seed=int(text)))
 
     def override_models(self, settings: Mapping[str, Any]) -> "RunConfig":
         """Return the run with these settings for all model agents."""

@@ -4,9 +4,11 @@ import dataclasses
 import importlib.metadata
 import json
 import platform
+import subprocess
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,11 +30,13 @@ from agent_leaderboard.play.environments import (
 )
 from agent_leaderboard.records.manifest import (
     FORMAT_VERSION,
+    HIDDEN_SEEDS,
     AgentRecord,
     DataFile,
     EnvironmentRecord,
     LeftOut,
     Manifest,
+    Protocol,
 )
 from agent_leaderboard.records.reading import file_sha256
 from agent_leaderboard.records.results import Labels, TaskEntry, task_list_sha256
@@ -88,9 +92,29 @@ def _complete(agent: AgentRecord) -> AgentRecord:
         weights_sha256={path.name: file_sha256(path) for path in weights},
         tool_format=agent.settings.get("tool_format", kind.tool_format),
         settings={k: v for k, v in agent.settings.items() if k not in _LOCAL_SETTINGS},
+        date=datetime.now(UTC).date().isoformat(),
+        commit=_commit(),
         packages={"python": platform.python_version()}
         | {package: importlib.metadata.version(package) for package in packages},
     )
+
+
+def _commit() -> str | None:
+    """Return the commit of the checkout that this package is in, if it is in one."""
+    command = ["git", "-C", str(Path(__file__).parent), "log", "-1", "--format=%H", "--", "."]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)  # noqa: S603
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
+
+
+def complete_settings(agent: AgentRecord, protocol: Protocol, model: str | None) -> dict[str, Any]:
+    """Return an agent's settings with the protocol's defaults and the model, if it has one."""
+    if not find_kind(agent.kind).needs_model:
+        return dict(agent.settings) if model is None else {**agent.settings, "model": model}
+    defaults = {"temperature": protocol.temperature, "concurrency": protocol.concurrency}
+    return {**defaults, **agent.settings, **({} if model is None else {"model": model})}
 
 
 def find_model(agent: AgentRecord) -> str | None:
@@ -135,12 +159,16 @@ def complete_record(
 
 
 def draw_tasks(env: ToolEnv, count: int, seed: int) -> list[int]:
-    """Return the task indices of a run: drawn by `seed`, or the first of a generated family."""
-    if env.num_tasks is None:
+    """Return the task indices of a run: drawn by `seed`, or the first of a generated family.
+
+    Seeds of a hidden split draw the latter, too, from more tasks than a table could hold.
+    """
+    if env.num_tasks is None and seed < HIDDEN_SEEDS:
         return list(range(count))
-    if count >= env.num_tasks:
-        return list(range(env.num_tasks))
-    chosen = np.random.default_rng(seed).choice(env.num_tasks, count, replace=False)
+    size = 2**31 if env.num_tasks is None else env.num_tasks
+    if count >= size:
+        return list(range(size))
+    chosen = np.random.default_rng(seed).choice(size, count, replace=False)
     return sorted(int(task) for task in chosen)
 
 

@@ -22,12 +22,12 @@ from tqdm.auto import tqdm
 
 from agent_envs.data.files import write_text
 from agent_envs.errors import ConfigurationError, RolloutError
-from agent_leaderboard.agents.agent import build_agent, find_kind
+from agent_leaderboard.agents.agent import build_agent
 from agent_leaderboard.play.config import RunConfig
 from agent_leaderboard.play.environments import configured_environment
 from agent_leaderboard.play.episodes import OUTAGE_EPISODES, Chunk, run_chunk
-from agent_leaderboard.play.prepare import find_model, prepare
-from agent_leaderboard.records.manifest import Manifest, to_json
+from agent_leaderboard.play.prepare import complete_settings, find_model, prepare
+from agent_leaderboard.records.manifest import ORIGIN, Manifest, read_manifest, to_json
 from agent_leaderboard.records.results import (
     CHECKSUMS,
     MANIFEST,
@@ -58,6 +58,8 @@ def run(config: RunConfig, output: Path, *, data: Path | None = None, jobs: int 
     output.mkdir(parents=True, exist_ok=True)
     with _locked(output):
         manifest, tasks = prepare(config, data)
+        if (output / MANIFEST).exists():
+            manifest = _with_origin(manifest, read_manifest(output / MANIFEST))
         chunks = list(_chunks(config, manifest, tasks, data))
         for chunk in {chunk.cell: chunk for chunk in chunks}.values():  # before any model is loaded
             build_agent(chunk.agent.kind, chunk.settings).check(chunk.make_env)
@@ -88,6 +90,16 @@ def run(config: RunConfig, output: Path, *, data: Path | None = None, jobs: int 
     return output
 
 
+def _with_origin(manifest: Manifest, earlier: Manifest) -> Manifest:
+    """Return the manifest with the date and the commit at which the run began."""
+    known = {agent.slug: agent for agent in earlier.agents}
+    agents = [
+        replace(agent, **{name: getattr(known.get(agent.slug, agent), name) for name in ORIGIN})
+        for agent in manifest.agents
+    ]
+    return replace(manifest, agents=agents)
+
+
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     import fcntl  # not on Windows
@@ -113,11 +125,8 @@ def _chunks(
     protocol = manifest.protocol
     configured = {agent.slug: agent for agent in config.agents}
     for environment, agent in manifest.cells:
-        own = dict(configured[agent.slug].settings)
-        if find_kind(agent.kind).needs_model:
-            own = {"temperature": protocol.temperature, "concurrency": protocol.concurrency, **own}
-        if (model := find_model(configured[agent.slug])) is not None:
-            own["model"] = model
+        entry = configured[agent.slug]
+        own = complete_settings(entry, protocol, find_model(entry))
         make_env = configured_environment(environment, agent.tool_format, data)
         episodes = list_episodes(tasks[environment.slug], protocol)
         for start in range(0, len(episodes), protocol.concurrency):

@@ -18,8 +18,12 @@ FORMAT_VERSION: Final = 4
 """4: results in one Parquet file; text on licensed tasks encrypted with AES-SIV."""
 PUBLISHED: Final = Path(__file__).parent.parent / "references" / "published.json"
 """Manifest of the published run: what ``own measure`` and taken names are compared with."""
-MEASURED_FIELDS: Final = ("seed", "samples_per_task", "temperature")
-"""Protocol fields that change scores; the others change speed and the number of retries."""
+MEASURED_FIELDS: Final = ("seed", "samples_per_task", "temperature", "max_retries")
+"""Protocol fields that change scores; the others change speed."""
+ORIGIN: Final = ("date", "commit")
+"""Fields of an agent that differ between runs of the same agent."""
+HIDDEN_SEEDS: Final = 2**32
+"""Smallest seed of a hidden split: it draws tasks of generated families, too."""
 
 
 def make_slug(name: str) -> str:
@@ -45,6 +49,11 @@ class Protocol(Record):
     """Retries of an episode after an infrastructure failure, never after a wrong answer."""
     concurrency: Annotated[int, Field(ge=1, le=100_000)] = 64
     """Episodes at once."""
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether the tasks are those of a hidden split."""
+        return self.seed >= HIDDEN_SEEDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +132,10 @@ class AgentRecord(Record):
     """Licence of code and model."""
     packages: dict[str, str]
     """Package versions."""
+    date: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$")] | None = None
+    """Day on which its run began."""
+    commit: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")] | None = None
+    """Commit of the checkout that ran it."""
     not_played: list[str] = field(default_factory=list)
     """Environments of the run without episodes of this agent, after a merge."""
 
@@ -202,8 +215,13 @@ def differences(record: object, other: Any, names: Iterable[str] = ()) -> Iterat
 
 
 def to_json(record: Any) -> str:
-    """Return the content of a record's file."""
-    return json.dumps(dataclasses.asdict(record), indent=2) + "\n"
+    """Return the content of a record's file; `ORIGIN` is left out where it is unknown."""
+    content = dataclasses.asdict(record)
+    for agent in content.get("agents", ()):
+        for name in ORIGIN:
+            if agent[name] is None:
+                del agent[name]
+    return json.dumps(content, indent=2) + "\n"
 
 
 @functools.cache

@@ -7,7 +7,7 @@ its rank, a row does not depend on other agents.
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean
@@ -15,20 +15,16 @@ from typing import Any, Final
 
 from agent_envs.scoring import pass_at_k, pass_hat_k
 from agent_envs.scoring.statistics import (
-    ALPHA,
+    CONFIDENCE,
     Comparison,
     Interval,
-    TaskScores,
     compare,
     holm,
     mean_of_shares,
-    paired_differences,
-    paired_test,
-    random_effects_mean,
     share_interval,
     sign_test,
 )
-from agent_leaderboard.agents.agent import is_custom
+from agent_leaderboard.agents.agent import is_custom, is_recounted, is_repeatable
 from agent_leaderboard.records.manifest import AgentRecord, EnvironmentRecord, Manifest, published
 from agent_leaderboard.records.results import Cell, EpisodeResult, Run, TaskEntry
 
@@ -40,12 +36,9 @@ FAULT_RULE: Final = (
     "failures."
 )
 RANK_RULE: Final = (
-    "Ranks: the agent with the highest score leads. The agents after it share its rank up to the "
-    "first whose difference from it is significant; that agent leads the next group, and so on. "
-    "A rank is one more than the number of agents in the groups before; = marks a shared rank. "
-    "Significance: exact test on the tasks that both ran (McNemar's for one episode per task, sign "
-    "flips otherwise), with Holm's correction over all agents compared with the leader, "
-    f"{ALPHA:.0%} level."
+    "Rank: one more than the number of agents that are significantly better, which are those whose "
+    f"whole {CONFIDENCE:.0%} interval is above this agent's, each task counted once. So a rank "
+    "depends on no name and on no agent that is not better; = marks a shared rank."
 )
 _NO_SCORES: Final[Mapping[str, Any]] = {"scores": {}}
 MAX_LABEL_VALUES: Final = 12
@@ -64,8 +57,6 @@ class Board:
     """Statistics by environment and agent, best first in each environment."""
     overall: Mapping[str, Interval | None]
     """Mean success over the environments without attacks, by agent; None if one is missing."""
-    elsewhere: Mapping[str, Interval | None]
-    """Mean success in the population from which these environments are a sample."""
     marks: Mapping[str, str]
     """Note on each environment's scores; empty for the published measure."""
 
@@ -78,6 +69,16 @@ class Board:
     def agents(self) -> list[str]:
         """Slugs in the manifest's order."""
         return [record.slug for record in self.run.manifest.agents]
+
+    @property
+    def rows(self) -> list[AgentRecord]:
+        """Agents by their mean, best first; then those without one, and upper bounds."""
+
+        def place(agent: AgentRecord) -> tuple[bool, float]:
+            overall = self.overall[agent.slug]
+            return is_upper_bound(agent), math.inf if overall is None else -overall.mean
+
+        return sorted(self.run.manifest.agents, key=place)
 
 
 def comparisons(board: Board, slug: str) -> dict[Cell, tuple[Comparison, float]]:
@@ -107,11 +108,12 @@ def summarise(run: Run) -> Board:
     for slug in slugs:
         own = {agent.slug: cells[slug, agent.slug] for agent in manifest.agents
                if (slug, agent.slug) in cells and not is_upper_bound(agent)}  # fmt: skip
-        ranks = ranks_with_ties({agent: cell["scores"] for agent, cell in own.items()})
-        for agent, rank in ranks.items():
-            is_tied = list(ranks.values()).count(rank) > 1
-            is_leading = rank == 1 and max(ranks.values()) > 1
-            own[agent].update(rank=rank, is_tied=is_tied, is_leading=is_leading)
+        means = {agent: cell["success"].mean for agent, cell in own.items()}
+        ranks = rank(means, len(run.tasks[slug]))
+        for agent, place in ranks.items():
+            is_tied = list(ranks.values()).count(place) > 1
+            is_leading = place == 1 and max(ranks.values()) > 1
+            own[agent].update(rank=place, is_tied=is_tied, is_leading=is_leading)
     plain = [record.slug for record in manifest.environments if record.attack_on is None]
     single: dict[str, list[Interval]] = {}
     for agent in (record.slug for record in manifest.agents):
@@ -124,9 +126,6 @@ def summarise(run: Run) -> Board:
         ))),
         marks={one.slug: measure_mark(manifest, one) for one in manifest.environments},
         overall={a: mean_of_shares(own) if own else None for a, own in single.items()},
-        elsewhere={
-            a: random_effects_mean(own) if len(own) > 1 else None for a, own in single.items()
-        },
     )  # fmt: skip
 
 
@@ -142,6 +141,14 @@ def measure_mark(manifest: Manifest, environment: EnvironmentRecord) -> str:
     if not known.issuperset(file.sha256 for file in environment.data):
         return " (own data: only who holds them can check)"
     return " (own measure)" if board.measure_changes(manifest.protocol, environment) else ""
+
+
+def on_trust(agent: AgentRecord) -> str:
+    """Return what of an agent's row rests on its author's word; empty if anyone can run it."""
+    if is_repeatable(agent):
+        return ""
+    claims = ["own code" if is_custom(agent.kind) else "author of the actions"]
+    return ", ".join([*claims, *([] if is_recounted(agent) else ["costs (not recounted)"])])
 
 
 def shown_name(agent: AgentRecord) -> str:
@@ -230,36 +237,17 @@ def _groups(wins: Scores, entries: Sequence[TaskEntry]) -> Iterator[tuple[str, s
 # Ranks
 
 
-def ranks_with_ties(scores: Mapping[str, TaskScores]) -> dict[str, int]:
+def rank(means: Mapping[str, float], num_tasks: int) -> dict[str, int]:
     """Rank agents from 1 by `RANK_RULE`; a better score never has a worse rank.
 
-    An agent that lacks more than `MAX_UNSCORED` of the tasks of others scores 0 on them.
+    For so many tasks, an interval depends on the mean alone. Tests of pairs would be more powerful,
+    but intransitive: with them, a third agent could split a tie.
     """
-    tasks = frozenset[int]().union(*scores.values())
-    filled = {agent: fill_unscored(own, tasks) for agent, own in scores.items()}
-    means = {agent: fmean(own.values()) for agent, own in filled.items()}
-    waiting = sorted(scores, key=lambda agent: (-means[agent], agent))
-    ranks: dict[str, int] = {}
-    while waiting:
-        leader, *others = waiting
-        pairs = [paired_differences(filled[leader], filled[other]) for other in others]
-        group = [leader]
-        for other, p_value in zip(others, holm([paired_test(one) for one in pairs]), strict=True):
-            if p_value < ALPHA and means[other] < means[group[-1]]:
-                break
-            group.append(other)
-        ranks |= dict.fromkeys(group, len(ranks) + 1)
-        waiting = waiting[len(group) :]
-    return ranks
-
-
-def fill_unscored(scores: TaskScores, tasks: Iterable[int]) -> dict[int, float]:
-    """Return the scores, with 0 for missing tasks if they are more than `MAX_UNSCORED`."""
-    tasks = set(tasks)
-    missing = tasks - scores.keys()
-    if len(missing) <= MAX_UNSCORED * len(tasks):
-        return dict(scores)
-    return dict(sorted((dict.fromkeys(missing, 0.0) | dict(scores)).items()))
+    intervals = {agent: share_interval([mean] * num_tasks) for agent, mean in means.items()}
+    return {
+        agent: 1 + sum(other.low > own.high for other in intervals.values())
+        for agent, own in intervals.items()
+    }
 
 
 def under_attack(board: Board) -> list[dict[str, Any]]:

@@ -124,10 +124,12 @@
     return shown.agent.flatMap((agent) => {
       const cells = wanted.map((slug) => board.cells[slug + "/" + agent]);
       if (!cells.length || cells.some((cell) => !cell || cell[kind] === null)) return [];
+      const isSure = kind === "turns" || board.agents.find(({ slug }) => slug === agent).is_recounted;
+      if (!isSure && cells.some((cell) => cell[kind] === 0)) return [];  // unknown, not free
       const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
       const isAll = !environment && wanted.length === plain.length;
       const interval = environment ? cells[0].success : isAll ? board.overall[agent] : null;
-      return [{ agent, x: mean(cells.map((cell) => cell[kind])), y: mean(cells.map((cell) => cell.success[0])), interval }];
+      return [{ agent, x: mean(cells.map((cell) => cell[kind])), y: mean(cells.map((cell) => cell.success[0])), interval, isSure }];
     });
   }
 
@@ -175,7 +177,7 @@
 
   function drawFrontier(svg, found, toX, toY) {
     let best = -1, path = "";
-    const rivals = found.filter(({ agent }) => !board.agents.find(({ slug }) => slug === agent).is_upper_bound);
+    const rivals = found.filter(({ agent, isSure }) => isSure && !board.agents.find(({ slug }) => slug === agent).is_upper_bound);
     for (const { x, y } of [...rivals].sort((one, other) => one.x - other.x || other.y - one.y)) {
       if (y <= best) continue;
       path += path ? `H${toX(x)}V${toY(y)}` : `M${toX(x)},${toY(y)}`;
@@ -188,10 +190,10 @@
     const taken = found.map(({ x, y }) => ({ x: toX(x) - 8, y: toY(y) - 8, w: 16, h: 16 }));
     const isFree = (box) => box.x >= edges.left && box.x + box.w <= edges.right + 8 && box.y >= 0 && box.y + box.h <= edges.bottom + 4 &&
       !taken.some((other) => box.x < other.x + other.w && other.x < box.x + box.w && box.y < other.y + other.h && other.y < box.y + box.h);
-    for (const { agent, x, y, interval } of found) {
+    for (const { agent, x, y, interval, isSure } of found) {
       const index = board.agents.findIndex(({ slug }) => slug === agent), colour = `var(--c${index % 8})`;
       const cx = toX(x), cy = toY(y), label = names[agent].length > 24 ? names[agent].slice(0, 23) + "…" : names[agent];
-      const text = `${names[agent]}: ${percent(y)} % at ${short(x)} ${kind}`;
+      const text = `${names[agent]}: ${percent(y)} % at ${short(x)} ${kind}${isSure ? "" : " (not recounted)"}`;
       const point = make("g", { class: "point", tabindex: 0, role: "img", "aria-label": text }, make("title", {}, text));
       if (interval) point.append(make("line", { x1: cx, x2: cx, y1: toY(interval[1]), y2: toY(interval[2]), style: { stroke: colour, strokeWidth: "1.5", opacity: ".7" } }));
       point.append(make("path", { class: "mark", d: SHAPES[index % SHAPES.length], transform: `translate(${cx},${cy})`, style: { fill: colour } }));

@@ -9,7 +9,14 @@ import jinja2
 from agent_envs.data.files import write_text
 from agent_envs.scoring.statistics import CONFIDENCE, Interval, p_value_text
 from agent_leaderboard.records.results import read_run
-from agent_leaderboard.report.board import FAULT_RULE, RANK_RULE, Board, shown_name, summarise
+from agent_leaderboard.report.board import (
+    FAULT_RULE,
+    RANK_RULE,
+    Board,
+    on_trust,
+    shown_name,
+    summarise,
+)
 from agent_leaderboard.report.visible_text import markdown_cell, visible
 
 REPORT: Final = "leaderboard.md"
@@ -53,6 +60,8 @@ def render(template: str, board: Board, *, autoescape: bool, **values: Any) -> s
         manifest=board.run.manifest,
         rank_rule=RANK_RULE,
         fault_rule=FAULT_RULE,
+        on_trust=on_trust,
+        is_hidden=board.run.manifest.protocol.is_hidden,
         confidence=f"{CONFIDENCE:.0%}",
         **values,
     )

@@ -19,6 +19,7 @@ from tqdm.auto import tqdm
 
 from agent_envs.errors import DataError
 from agent_envs.scoring.statistics import Interval
+from agent_leaderboard.agents.agent import is_recounted
 from agent_leaderboard.play.episodes import ReplayedEpisode, Replayer
 from agent_leaderboard.records.results import Cell, EpisodeResult, Run, episode_seed
 from agent_leaderboard.records.sealing import MARK
@@ -50,8 +51,9 @@ def make_page(board: Board, data: Path | None) -> str:
             for one in manifest.environments
         ],
         "agents": [
-            {"slug": one.slug, "name": shown_name(one), "is_upper_bound": is_upper_bound(one)}
-            for one in manifest.agents
+            {"slug": one.slug, "name": shown_name(one), "is_upper_bound": is_upper_bound(one),
+             "is_recounted": is_recounted(one)}
+            for one in board.rows
         ],
         "overall": board.overall,
         "tasks": {
@@ -80,8 +82,9 @@ def make_page(board: Board, data: Path | None) -> str:
     digest = hashlib.sha256(script.encode()).digest()
     return render(
         "leaderboard.html.jinja", board, autoescape=True, attacked=under_attack(board),
-        is_upper_bound=is_upper_bound, shown_name=shown_name, shown=MAX_EPISODES, style=style,
-        script=script, script_hash=base64.b64encode(digest).decode(), payload=text,
+        is_upper_bound=is_upper_bound, is_recounted=is_recounted, shown_name=shown_name,
+        shown=MAX_EPISODES, style=style, script=script,
+        script_hash=base64.b64encode(digest).decode(), payload=text,
     )  # fmt: skip
 
 

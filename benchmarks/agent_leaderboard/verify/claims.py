@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from agent_envs.errors import AgentEnvsError
-from agent_leaderboard.agents.agent import AGENTS, acts_by_rules, build_agent, is_custom
+from agent_leaderboard.agents.agent import (
+    AGENTS,
+    MODEL_SPEAKS,
+    acts_by_rules,
+    build_agent,
+    is_custom,
+)
 from agent_leaderboard.play.environments import ENVIRONMENTS, shown
 from agent_leaderboard.play.episodes import FAULTS
 from agent_leaderboard.play.prepare import MODEL_PACKAGES, PACKAGES
@@ -31,8 +37,6 @@ from agent_leaderboard.records.results import EpisodeResult
 from agent_trainers import TINY_POLICY
 from agent_trainers.trajectory import StopReason
 
-MODEL_SPEAKS: Final = frozenset(("base_tool_call", "react", "checkpoint", "reflexion", "best_of_n"))
-"""Kinds whose actions are the model's own words, one call each."""
 ATTEMPTS: Final = {"reflexion": ("trials", 3), "best_of_n": ("samples", 5)}
 """Setting with the number of attempts, and its default, by kind."""
 BYTES_PER_TOKEN: Final = 32
