@@ -2,7 +2,7 @@
 
 import contextlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,7 +136,11 @@ def choose_by_majority(attempts: Sequence[Trajectory]) -> int:
     for k, attempt in enumerate(attempts):
         if attempt.error is not None:
             return k
-    answers = [_answers(attempt) for attempt in attempts]
+    return majority([answers_of(step.info for step in attempt.transitions) for attempt in attempts])
+
+
+def majority(answers: Sequence[tuple[str, ...]]) -> int:
+    """Return the index of the first attempt with the most frequent answers, not counting none."""
     votes = Counter(answer for answer in answers if answer)
     if not votes:
         return 0
@@ -145,6 +149,7 @@ def choose_by_majority(attempts: Sequence[Trajectory]) -> int:
     return answers.index(winner)
 
 
-def _answers(trajectory: Trajectory) -> tuple[str, ...]:
-    actions = (step.info.get("action", {}) for step in trajectory.transitions)
+def answers_of(infos: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return the answers of an attempt, normalised, from the `info` of its steps."""
+    actions = (info.get("action", {}) for info in infos)
     return tuple(normalize_answer(a["answer"]) for a in actions if a.get("kind") == "answer")

@@ -151,8 +151,10 @@ def borrowed_actions(forger):
     environment, model = forger.cell(*MODELS)
     (oracle,) = [agent.slug for agent in forger.manifest.agents if agent.kind == "oracle"]
     forger.results[environment, model] = [
-        replace(one, agent=model) for one in forger.results[environment, oracle]
-    ]
+        replace(one, agent=model, calls=len(one.actions), prompt_tokens=200 * len(one.actions),
+                completion_tokens=20 * len(one.actions))
+        for one in forger.results[environment, oracle]
+    ]  # fmt: skip
     return True
 
 
@@ -233,7 +235,24 @@ def test_a_true_run_raises_no_alarm_and_names_what_stays_on_trust(true_run, smal
     assert found.problems == []
     assert found.is_whole
     names = [text.partition(":")[0] for text in found.on_trust]
-    assert names == ["small", "voting", "leaderboard.html"]
+    assert names == ["leaderboard.html"]  # the embedded policy runs again
+
+
+def test_actions_that_the_embedded_policy_does_not_write_are_found(true_run, small_data, tmp_path):
+    """The costs fit, and every action replays: only running it again shows it."""
+    folder = shutil.copytree(true_run, tmp_path / "run")
+    forger = Forger(folder, np.random.default_rng(0), small_data)
+    for one in (results := forger.results["hops", "small"]):
+        assert not one.success
+    results[:] = [
+        replace(one, agent="small", calls=3, prompt_tokens=600, completion_tokens=60)
+        for one in forger.results["hops", "oracle"]
+    ]
+    forger.write()
+    (folder / "leaderboard.md").unlink()
+    assert check_run(folder, small_data).problems == [
+        "small: 6 of 14 episodes are others when it runs again"
+    ]
 
 
 @pytest.mark.parametrize("forge", KINDS)

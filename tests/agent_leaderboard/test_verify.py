@@ -2,7 +2,6 @@
 
 import dataclasses
 import shutil
-from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -10,16 +9,22 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from agent_envs.core.replay import ReplayedStep
+from agent_envs.formats.tool_formats import TOOL_FORMATS
+from agent_leaderboard.play.episodes import ReplayedEpisode
+from agent_leaderboard.records.manifest import AgentRecord, Protocol
 from agent_leaderboard.records.results import (
     SCHEMA,
+    EpisodeResult,
     Run,
     read_run,
     task_list_sha256,
     write_run,
 )
 from agent_leaderboard.report.tables import write_reports
-from agent_leaderboard.verify.claims import check_tokens
+from agent_leaderboard.verify import claims
 from agent_leaderboard.verify.verify import check_run as verify
+from agent_trainers.trajectory import StopReason
 from tests.agent_leaderboard.runs import (
     edit_manifest,
     read_rows,
@@ -300,16 +305,132 @@ def test_environments_that_a_run_lacks_stay_on_trust(copy, small_data, monkeypat
     assert found.on_trust == ["that the run lacks table, which the board has"]
 
 
+STATE = [{"role": "user", "content": "who ? " * 20}]
 OPENS = '<tool_call>{"name": "search", "arguments": {"query": " '
 """One token of the embedded policy."""
 
 
-def test_fewer_tokens_than_the_text_takes_are_found():
-    """By the tokenizer of a trained policy's base model; by a bound for an unknown model."""
-    trained = {"num_eval_tasks": 0}
-    for num_tokens, train, is_possible in (
-        (20, trained, True), (10, trained, False), (20, None, False), (20 * len(OPENS), None, True)
-    ):  # fmt: skip
-        result = SimpleNamespace(calls=1, prompt_tokens=100, completion_tokens=num_tokens)
-        record = SimpleNamespace(kind="checkpoint", model="my-run", train=train)
-        assert (list(check_tokens(result, record, OPENS * 20, "who ?")) == []) == is_possible
+def replayed(*attempts, messages=STATE, tool_format="hermes", metrics=None):
+    """Attempts as a replay gives them: the same state before each action."""
+    info = {"messages": messages, "tools": None, "metrics": metrics or {}}
+    return ReplayedEpisode(
+        entry=None, question="who ?", answers=(), attempts=attempts,
+        tool_format=TOOL_FORMATS[tool_format],
+        rounds=[
+            [ReplayedStep("", 0.0, False, False, info | {"action": answer_of(action)})
+             for action in ("", *actions)]
+            for actions in attempts
+        ],
+    )  # fmt: skip
+
+
+def answer_of(action):
+    return {"kind": "answer", "answer": action} if action else {}
+
+
+def record(kind="checkpoint", model="my-run", train=None, **settings):
+    return AgentRecord(slug="a", name="a", kind=kind, model=model, train=train, settings=settings,
+                       packages={})  # fmt: skip
+
+
+def result(*, attempts=0, success=False, **counts):
+    counts = {"calls": 1, "prompt_tokens": 1, "completion_tokens": 1} | counts
+    return EpisodeResult(
+        environment="e", agent="a", task=0, sample=0, success=success, return_=0.0, error=None,
+        stop_reason=StopReason.ANSWERED, money=None, seconds=None, actions=["x"], rewards=[0.0],
+        reward_terms=[{}], errors=[None], metrics={}, attempts=[["x"]] * attempts, **counts,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("share", [0.25, 0.9, 1.0, 1.1, 1_000])
+@pytest.mark.parametrize("name", ["prompt_tokens", "completion_tokens"])
+def test_tokens_of_a_policy_trained_from_the_embedded_one_are_counted_again(name, share):
+    """20 turns of one token and its end, in 20 equal states of 20 times "who ?"."""
+    again = replayed([OPENS] * 20)
+    renderer = claims._renderer()
+    truth = {"prompt_tokens": 20 * renderer.count_tokens(STATE, None), "completion_tokens": 40}
+    assert len(renderer.turn_ids(OPENS)) == 2
+    trained = record(train={"num_eval_tasks": 0})
+    one = result(calls=20, **truth | {name: int(share * truth[name])})
+    # One token per call may be another: of 2 in a completion, but not of many in a prompt.
+    is_close = share in (0.9, 1.0, 1.1) if name == "completion_tokens" else share == 1.0
+    assert (not list(claims.check_tokens(one, trained, again))) == is_close
+    retried = result(calls=40, **{**truth, name: 2 * truth[name]})
+    assert not list(claims.check_tokens(retried, trained, again))
+
+
+def test_tokens_of_an_unknown_model_have_lower_bounds():
+    again = replayed(["word " * 64] * 2)  # 320 bytes of two turns; a state has 120
+    bounds = {"prompt_tokens": 3, "completion_tokens": 16}  # bytes / 32, halved in prompts
+    assert list(claims.check_tokens(result(calls=2, **bounds), record(), again)) == []
+    for name, least in bounds.items():
+        (problem,) = claims.check_tokens(
+            result(calls=2, **bounds | {name: least - 1}), record(), again
+        )
+        assert f"field {name!r}: is {least - 1}; the text alone takes" in problem
+
+
+def test_no_model_writes_more_tokens_than_its_settings_allow():
+    agent = record(max_new_tokens=32)
+    protocol = Protocol()
+    for num_tokens, is_possible in ((64, True), (65, False)):
+        one = result(calls=2, prompt_tokens=9, completion_tokens=num_tokens)
+        assert (not list(claims.check_usage(one, agent, protocol, 4))) == is_possible
+    one = result(calls=2, prompt_tokens=9, completion_tokens=2 * 512 + 1)
+    assert list(claims.check_usage(one, record("react"), protocol, 4))
+
+
+# Strategies
+
+
+@pytest.mark.parametrize(
+    ("answers", "is_fair"),
+    [
+        (["a", "b", "a"], True),
+        (["b", "a", "a"], False),
+        (["", "a", "b"], False),
+        (["a", "b", "c"], True),  # of equal votes the first counts; its place is not recorded
+        (["", "", ""], True),
+    ],
+)
+def test_best_of_n_counts_the_attempt_with_the_most_frequent_answer(answers, is_fair):
+    again = replayed(*([answer] for answer in answers))
+    agent = record("best_of_n", samples=3)
+    assert (not list(claims.check_strategy(result(attempts=2), agent, again))) == is_fair
+
+
+def test_reflexion_stops_at_its_first_success_and_not_before_its_last_trial():
+    agent = record("reflexion", trials=3)
+    tried = result(attempts=1, success=True, calls=2, prompt_tokens=2, completion_tokens=2)
+    assert list(claims.check_strategy(tried, agent, replayed(["x"], ["x"]))) == []
+    assert list(claims.check_strategy(tried, agent, replayed(["x"], ["x"], metrics={"success": 1})))
+    assert list(claims.check_usage(tried, agent, Protocol(), 4)) == []
+    gave_up = dataclasses.replace(tried, success=False)
+    (problem,) = claims.check_usage(gave_up, agent, Protocol(), 4)
+    assert "field 'attempts': are 1; there are 3 in all" in problem
+
+
+@pytest.mark.parametrize("tool_format", ["hermes", "tags", "json", "react"])
+@pytest.mark.parametrize(("kind", "most"), [("naive_rag", 1), ("iterative_rag", 2)])
+def test_search_strategies_make_their_own_searches_only(tool_format, kind, most):
+    write, question = TOOL_FORMATS[tool_format], 'Who said "no"?\n'
+    search = [write.write_call("search", {"query": q})
+              for q in (question, f'a "guess" {question.strip()}')]  # fmt: skip
+    answer = write.write_answer('any "text"')
+    agent = record(kind, iterations=2) if most == 2 else record(kind)
+    states = [[{"role": "user", "content": question}]]
+    states += [[*states[0], {"role": "assistant", "content": ""}]] * 3
+    for actions, is_fair in (
+        ([*search[:most], answer], True),
+        ([*search[:most], answer, answer], True),  # after an invalid answer
+        ([answer], False),
+        ([search[1], answer], False),
+        ([*search[:most], search[0], answer], False),
+        ([write.write_call("search", {"query": "gold passage"}), answer], False),
+    ):
+        again = replayed(actions, tool_format=tool_format)
+        steps = [dataclasses.replace(step, info=step.info | {"messages": own})
+                 for step, own in zip(again.rounds[0], states, strict=False)]  # fmt: skip
+        again = dataclasses.replace(again, rounds=[steps])
+        found = list(claims.check_strategy(result(calls=3), agent, again))
+        assert (found == []) == is_fair, (actions, found)

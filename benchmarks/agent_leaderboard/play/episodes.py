@@ -15,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from agent_envs.core.replay import ReplayedStep, replay
+from agent_envs.formats.tool_formats import ToolFormat
 from agent_leaderboard.agents.agent import Agent, MakeEnv, PlayedEpisode, build_agent, tool_env
 from agent_leaderboard.play.environments import environment_seal, recorded_environment
 from agent_leaderboard.play.prepare import task_entry
@@ -149,13 +150,21 @@ class ReplayedEpisode:
     question: str
     answers: tuple[str, ...]
     """Gold answers."""
-    actions: Sequence[str]
     attempts: Sequence[Sequence[str]]
-    """Actions of each other attempt."""
-    steps: Sequence[ReplayedStep]
-    """The step of each action."""
-    last: ReplayedStep
-    """The last step, or the reset."""
+    """Actions of the attempt that counts, then of each other attempt."""
+    rounds: Sequence[Sequence[ReplayedStep]]
+    """Reset and steps of the attempt that counts, then of each other attempt that was replayed."""
+    tool_format: ToolFormat
+
+    @property
+    def steps(self) -> Sequence[ReplayedStep]:
+        """The step of each action of the attempt that counts."""
+        return self.rounds[0][1:]
+
+    @property
+    def last(self) -> ReplayedStep:
+        """Its last step, or the reset."""
+        return self.rounds[0][-1]
 
 
 class Replayer:
@@ -174,21 +183,23 @@ class Replayer:
         self._env = recorded_environment(environment, agent.tool_format, data)()
         self._seal = environment_seal(environment, data)
 
-    def replay(self, result: EpisodeResult, entry: TaskEntry) -> ReplayedEpisode:
-        """Decrypt and replay the actions of an episode."""
+    def replay(
+        self, result: EpisodeResult, entry: TaskEntry, *, all_attempts: bool = False
+    ) -> ReplayedEpisode:
+        """Decrypt and replay the actions of an episode, or those of all its attempts."""
         seed = episode_seed(self._protocol, result.task, result.sample)
         place = episode_place(*self._records, task=entry.sha256, sample=result.sample, seed=seed)
-        actions, *attempts = self._seal.open([result.actions, *result.attempts], place)
-        first, *steps = replay(self._env, seed, result.task, actions)
-        task = tool_env(self._env).task
+        attempts = self._seal.open([result.actions, *result.attempts], place)
+        replayed = attempts if all_attempts else attempts[:1]
+        rounds = [list(replay(self._env, seed, result.task, actions)) for actions in replayed]
+        env = tool_env(self._env)
         return ReplayedEpisode(
-            entry=task_entry(result.task, task, self._seal),
-            question=first.observation,
-            answers=task.answers,
-            actions=actions,
+            entry=task_entry(result.task, env.task, self._seal),
+            question=rounds[0][0].observation,
+            answers=env.task.answers,
             attempts=attempts,
-            steps=steps,
-            last=steps[-1] if steps else first,
+            rounds=rounds,
+            tool_format=env.action_format,
         )
 
     def close(self) -> None:

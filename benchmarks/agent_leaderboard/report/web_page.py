@@ -159,7 +159,7 @@ def _step(result: EpisodeResult, i: int, text: ReplayedEpisode | None) -> dict[s
         written = (f"{key}={json.dumps(v, ensure_ascii=False)}" for key, v in arguments)
         call = f"{parsed['name']}({', '.join(written)})"
     return {
-        "action": text.actions[i] if text else _recorded(result.actions[i]),
+        "action": text.attempts[0][i] if text else _recorded(result.actions[i]),
         "reward": result.rewards[i],
         "terms": {name: value for name, value in result.reward_terms[i].items() if value},
         "error": result.errors[i],

@@ -1,7 +1,8 @@
-"""Plausibility of what cannot be replayed: names, settings, calls and tokens.
+"""Plausibility of what replay does not decide: names, settings, strategies, calls and tokens.
 
-That a model wrote the actions, and at what cost, stays on trust. But a name that is taken, a rule
-agent that used tokens, or a model that wrote a page in two tokens is wrong.
+That a model wrote the actions stays on trust, and often their cost. But a name that is taken, a
+vote for another answer, a search that the strategy does not make, or tokens that do not fit the
+text are wrong.
 """
 
 import math
@@ -9,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import replace
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,9 +21,11 @@ from agent_leaderboard.agents.agent import (
     acts_by_rules,
     build_agent,
     is_custom,
+    is_recounted,
 )
+from agent_leaderboard.agents.model_agents import DEFAULT_MAX_NEW_TOKENS
 from agent_leaderboard.play.environments import ENVIRONMENTS, shown
-from agent_leaderboard.play.episodes import FAULTS
+from agent_leaderboard.play.episodes import FAULTS, ReplayedEpisode
 from agent_leaderboard.play.prepare import MODEL_PACKAGES, PACKAGES
 from agent_leaderboard.records.manifest import (
     AgentRecord,
@@ -35,14 +39,22 @@ from agent_leaderboard.records.names import misleading_names, skeleton
 from agent_leaderboard.records.reading import file_sha256
 from agent_leaderboard.records.results import EpisodeResult
 from agent_trainers import TINY_POLICY
+from agent_trainers.rollout.evaluation import answers_of, majority
 from agent_trainers.trajectory import StopReason
 
+SEARCHES: Final = {"naive_rag": 1, "iterative_rag": 3}
+"""Searches before the answer, by kind; a setting wins."""
 ATTEMPTS: Final = {"reflexion": ("trials", 3), "best_of_n": ("samples", 5)}
 """Setting with the number of attempts, and its default, by kind."""
 BYTES_PER_TOKEN: Final = 32
 """Upper bound of the average over any text without repeated characters."""
 RECOUNT_TOLERANCE: Final = 0.8
 """A recount may exceed the sampled tokens: text can be tokenised otherwise."""
+EXACT_TOLERANCE: Final = 0.05
+"""Largest relative error of a recount with tokenizer and template, or one token per call."""
+MAX_TURN_TOKENS: Final = 2**15
+"""Longest turn of a trained model, whose recipe is not known here."""
+_MARK: Final = "\ue000"
 _RESERVED: Final = {skeleton(kind): kind for kind in ("oracle", "random", "heuristic")} | {
     "rules": "heuristic"
 }
@@ -158,12 +170,16 @@ def _check_calls(
     for name in ("prompt_tokens", "completion_tokens"):
         if getattr(result, name) < result.calls:
             yield f"field {name!r}: is {getattr(result, name)} for {result.calls} calls"
+    longest = agent.settings.get("max_new_tokens")
+    if not isinstance(longest, int):  # a local model may have a recipe
+        longest = MAX_TURN_TOKENS if agent.weights_sha256 else DEFAULT_MAX_NEW_TOKENS
+    if result.completion_tokens > (most := longest * result.calls):
+        yield f"field 'completion_tokens': is {result.completion_tokens}; there can be {most}"
     name, default = ATTEMPTS.get(agent.kind, ("", 1))
     given: Any = agent.settings.get(name)
     trials = given if isinstance(given, int) else default
-    is_short = (
-        agent.kind == "best_of_n" and result.error is None and len(result.attempts) < trials - 1
-    )
+    is_over = result.error is not None or (agent.kind == "reflexion" and result.success)
+    is_short = len(result.attempts) < trials - 1 and not is_over
     if is_short or len(result.attempts) > trials - 1:
         yield f"field 'attempts': are {len(result.attempts)}; there are {trials} in all"
     if max_turns is not None and trials == 1 and speaks:
@@ -172,33 +188,122 @@ def _check_calls(
             yield f"field 'calls': is {result.calls}; there can be {most}"
 
 
-def check_tokens(
-    result: EpisodeResult, agent: AgentRecord, written: str, question: str
+def check_strategy(
+    result: EpisodeResult, agent: AgentRecord, again: ReplayedEpisode
 ) -> Iterator[str]:
-    """Yield token counts below those of the text: all that was `written`, `question` per call."""
-    if is_custom(agent.kind) or acts_by_rules(agent.kind):
+    """Yield attempts and actions that an agent of this kind does not make with any model."""
+    if agent.kind == "best_of_n" and result.error is None:
+        counted, *others = [answers_of(step.info for step in own[1:]) for own in again.rounds]
+        # The place of the attempt that counts is not recorded.
+        places = range(len(again.rounds))
+        if not any(majority([*others[:k], counted, *others[k:]]) == k for k in places):
+            yield "field 'attempts': another answer is the most frequent one"
+    if agent.kind == "reflexion" and any(
+        own[-1].info.get("metrics", {}).get("success") for own in again.rounds[1:]
+    ):
+        yield "field 'attempts': reflexion ends with the first success"
+    if agent.kind in SEARCHES:
+        most = agent.settings.get("iterations", SEARCHES[agent.kind])
+        yield from _check_searches(result, again, most)
+
+
+def _check_searches(result: EpisodeResult, again: ReplayedEpisode, most: int) -> Iterator[str]:
+    """Yield the first action that is not the next one of `SearchStrategy`."""
+    write, question, searches, calls = again.tool_format, "", 0, 0
+    actions = again.attempts[0]
+    if result.stop_reason in (StopReason.CONTEXT_OVERFLOW, StopReason.TOKEN_LIMIT):
+        actions = actions[:-1]  # cut off
+    for number, (step, action) in enumerate(zip(again.rounds[0], actions, strict=False), start=1):
+        messages = step.info["messages"]
+        if not any(message["role"] == "assistant" for message in messages):
+            question, searches = messages[-1]["content"], 0
+        first = write.write_call("search", {"query": question})
+        later = write.write_call("search", {"query": f"{_MARK} {question}".rstrip()})
+        calls += searches > 0
+        if searches == 0:
+            fits = action == first
+        elif searches < most:
+            fits = _matches(action, later) or action == write.write_call(
+                "search", {"query": question.strip()}
+            )
+        else:
+            fits = _matches(action, write.write_answer(_MARK))
+        searches += searches < most
+        if not fits:
+            yield f"field 'actions': action {number} is not that of the strategy"
+            return
+    if result.calls < calls:
+        yield f"field 'calls': is {result.calls}; the strategy takes at least {calls}"
+
+
+def _matches(action: str, pattern: str) -> bool:
+    """Return whether an action is the pattern, with any text for `_MARK`."""
+    start, end = pattern.split(_MARK)
+    is_long = len(action) >= len(start) + len(end)
+    return is_long and action.startswith(start) and action.endswith(end)
+
+
+def check_tokens(
+    result: EpisodeResult, agent: AgentRecord, again: ReplayedEpisode
+) -> Iterator[str]:
+    """Yield token counts that do not fit the text: exactly where the tokenizer is in the package.
+
+    Otherwise they are lower bounds, by the model's tokenizer if it is on this machine.
+    """
+    if is_custom(agent.kind):
         return
-    # A trained model has the tokenizer of its base model.
-    base = agent.model if agent.train is None else agent.train.get("model", TINY_POLICY.name)
-    count = token_counter(str(base))
-    least = {"prompt_tokens": math.floor(0.5 * result.calls * count(question))}
+    turns = [
+        (step.info, action)
+        for steps, actions in zip(again.rounds, again.attempts, strict=False)
+        for step, action in zip(steps, actions, strict=False)
+    ]
+    if is_recounted(agent):
+        renderer = _renderer()
+        truth = {
+            "prompt_tokens": sum(
+                renderer.count_tokens(info["messages"], info["tools"]) for info, _ in turns
+            ),
+            "completion_tokens": sum(len(renderer.turn_ids(action)) for _, action in turns),
+        }
+        for name, number in truth.items():
+            recorded, error = getattr(result, name), max(EXACT_TOLERANCE * number, len(turns))
+            is_above = result.calls <= len(turns) and recorded > number + error  # no retry
+            if recorded < number - error or is_above:
+                yield f"field {name!r}: is {recorded}; counted again, it is {number}"
+        return
+    count = token_counter(str(agent.model))
+    states = [again.question] * result.calls
+    least = {}
     if agent.kind in MODEL_SPEAKS:
+        states = [
+            "\n".join(message["content"] for message in info["messages"]) for info, _ in turns
+        ]
+        written = "\n".join(chain(*again.attempts))
         least["completion_tokens"] = math.floor(RECOUNT_TOLERANCE * count(written))
+    least["prompt_tokens"] = math.floor(0.5 * sum(map(count, states)))
     for name, number in least.items():
         if getattr(result, name) < number:
             yield f"field {name!r}: is {getattr(result, name)}; the text alone takes {number}"
 
 
 @cache
+def _renderer() -> Any:
+    from agent_trainers.policies.models import load_tokenizer
+    from agent_trainers.policies.rendering import ChatRenderer
+
+    return ChatRenderer(load_tokenizer(str(TINY_POLICY)))
+
+
+@cache
 def token_counter(model: str) -> Count:
     """Return the model's token count if its tokenizer is on this machine, else a lower bound.
 
-    The untrusted name opens no file, except the embedded policy's and those of the hub's cache.
+    The untrusted name opens no file, except those of the hub's cache.
     """
     from tokenizers import Tokenizer
 
-    path: Any = TINY_POLICY / "tokenizer.json" if model == TINY_POLICY.name else None
-    if path is None and _REPOSITORY.fullmatch(model):
+    path: Any = None
+    if _REPOSITORY.fullmatch(model):
         from huggingface_hub import try_to_load_from_cache
 
         path = try_to_load_from_cache(model, "tokenizer.json")

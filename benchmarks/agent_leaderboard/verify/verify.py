@@ -1,26 +1,27 @@
 """Verification of a run: form, completeness, task lists, then replay of every episode.
 
 Checksums can be forged; replay cannot. Drawn tasks, their hashes, rewards, terms, errors, metrics
-and success are recomputed from the recorded actions in the environment itself, agents without a
-model run again, and tables are made again. The summary names what stays on trust: that a model
-wrote these actions, and what they cost.
+and success are recomputed from the recorded actions in the environment itself. Agents without a
+model, and those of the embedded policy, run again, and tables are made again. The summary names
+what stays on trust: that a model wrote these actions, and what they cost.
 """
 
 import dataclasses
 import os
 import stat
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import chain, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import Final
 
 from tqdm.auto import tqdm
 
 from agent_envs.errors import AgentEnvsError, DataError, MissingExtraError, SandboxUnavailableError
-from agent_leaderboard.agents.agent import acts_by_rules, is_custom
+from agent_leaderboard.agents.agent import acts_by_rules, is_custom, is_recounted, is_repeatable
 from agent_leaderboard.play.environments import recorded_environment
 from agent_leaderboard.play.episodes import (
     FAULTS,
@@ -30,9 +31,10 @@ from agent_leaderboard.play.episodes import (
     as_floats,
     run_chunk,
 )
-from agent_leaderboard.play.prepare import complete_record
+from agent_leaderboard.play.prepare import complete_record, complete_settings
 from agent_leaderboard.play.run import WORK, run_all
 from agent_leaderboard.records.manifest import (
+    AgentRecord,
     EnvironmentRecord,
     Manifest,
     differences,
@@ -55,11 +57,16 @@ from agent_leaderboard.records.results import (
 from agent_leaderboard.report.board import summarise
 from agent_leaderboard.report.tables import PAGE, REPORT, make_markdown
 from agent_leaderboard.report.visible_text import visible
-from agent_leaderboard.verify.claims import check_names, check_tokens, check_usage
+from agent_leaderboard.verify.claims import check_names, check_strategy, check_tokens, check_usage
+from agent_trainers import TINY_POLICY
 from agent_trainers.trajectory import StopReason
 
 EPISODES_PER_JOB: Final = 50
 MAX_PROBLEMS: Final = 1_000
+MAX_BATCH: Final = 1_000
+"""Most episodes of a model that run again at once."""
+MAX_CHANGED: Final = 0.01
+"""Largest share of an agent's episodes that may be others when it runs again: float rounding."""
 _MAX_SHOWN: Final = 30
 _MAX_CHARS: Final = 1_000
 _RENDER_AGAIN: Final = "`agent-r1-bench report` writes it again"
@@ -276,43 +283,66 @@ def _jobs(run: Run, not_replayed: Mapping[str, str], data: Path | None) -> Itera
         make_env = recorded_environment(environment, agent.tool_format, data)
         entries = {entry.task: entry for entry in run.tasks[environment.slug]}
         every = [one for one in run.results[environment.slug, agent.slug] if one.task in entries]
-        for start in range(0, len(every), EPISODES_PER_JOB):
-            results = every[start : start + EPISODES_PER_JOB]
+        protocol, model, size = run.manifest.protocol, None, EPISODES_PER_JOB
+        if _is_asked_again(agent):  # in the batches of the run
+            model, size = str(TINY_POLICY), min(protocol.concurrency, MAX_BATCH)
+        settings = complete_settings(agent, protocol, model)
+        for start in range(0, len(every), size):
+            results = every[start : start + size]
             yield Chunk(
-                environment=environment, agent=agent, make_env=make_env, settings=agent.settings,
-                protocol=run.manifest.protocol, data=data,
+                environment=environment, agent=agent, make_env=make_env, settings=settings,
+                protocol=protocol, data=data,
                 episodes=[(entries[one.task], one.sample) for one in results],
             ), results  # fmt: skip
+
+
+def _is_asked_again(agent: AgentRecord) -> bool:
+    """Return whether a model's agent runs again, which may be another episode on another CPU."""
+    return is_repeatable(agent) and not acts_by_rules(agent.kind)
 
 
 def _replay(
     jobs: Sequence[Job], processes: int, prepare_worker: Callable[[], None] | None
 ) -> Iterator[str]:
     """Replay all jobs; yield what is wrong."""
+    asked, changed = Counter[str](), Counter[str]()
     with tqdm(total=sum(len(own) for _, own in jobs), desc="replaying", unit="episode") as bar:
         try:
-            for number, problems in run_all(check_episodes, jobs, processes, prepare_worker):
+            for number, (problems, num_changed) in run_all(
+                check_episodes, jobs, processes, prepare_worker
+            ):
                 yield from problems
-                bar.update(len(jobs[number][1]))
+                chunk, results = jobs[number]
+                asked[chunk.agent.slug] += len(results)
+                changed[chunk.agent.slug] += num_changed
+                bar.update(len(results))
         except (BrokenProcessPool, MemoryError) as error:
             yield f"replay ended ({type(error).__name__}): it needed too much memory or time"
+    for slug, num_changed in changed.items():
+        if num_changed > MAX_CHANGED * asked[slug]:
+            yield f"{slug}: {num_changed} of {asked[slug]} episodes are others when it runs again"
 
 
-def check_episodes(job: Job) -> list[str]:
-    """Replay episodes; return what is wrong.
+def check_episodes(job: Job) -> tuple[list[str], int]:
+    """Replay episodes; return what is wrong, and the number that are others when they run again.
 
     If any differs, all are replayed once more: a program may reach its time limit on a busy
-    machine, and a forgery stays one.
+    machine, and a forgery stays one. A model's episode that runs otherwise is replayed, too.
     """
     chunk, results = job
     check = _rerun if acts_by_rules(chunk.agent.kind) else _replays
     try:
+        is_asked = _is_asked_again(chunk.agent)
+        num_changed = sum(map(any, map(list, _rerun(chunk, results)))) if is_asked else 0
+        if is_asked and not num_changed:
+            return [], 0
         first = list(map(list, check(chunk, results)))
         again = list(map(list, check(chunk, results))) if any(first) else first
     except Exception as error:  # noqa: BLE001 - any environment
-        return [f"{'/'.join(chunk.cell)}: replay failed: {_reason(error)}"]
+        return [f"{'/'.join(chunk.cell)}: replay failed: {_reason(error)}"], 0
     found = zip(results, first, again, strict=True)
-    return [f"{_place(one)}, {text}" for one, texts, more in found if texts for text in more]
+    problems = [f"{_place(one)}, {text}" for one, texts, more in found if texts for text in more]
+    return problems, num_changed
 
 
 def _rerun(chunk: Chunk, results: Sequence[EpisodeResult]) -> Iterator[Iterable[str]]:
@@ -328,12 +358,12 @@ def _replays(chunk: Chunk, results: Sequence[EpisodeResult]) -> Iterator[Iterabl
     with closing(Replayer(chunk.environment, chunk.agent, chunk.protocol, chunk.data)) as replayer:
         for result, (entry, _) in zip(results, chunk.episodes, strict=True):
             try:
-                again = replayer.replay(result, entry)
-                written = "\n".join(chain(again.actions, *again.attempts))
+                again = replayer.replay(result, entry, all_attempts=True)
                 yield [
                     *differences(entry, again.entry),
                     *_compare(result, again),
-                    *check_tokens(result, chunk.agent, written, again.question),
+                    *check_strategy(result, chunk.agent, again),
+                    *check_tokens(result, chunk.agent, again),
                 ]
             except Exception as error:  # noqa: BLE001 - untrusted actions in any environment
                 yield [f"field 'actions': replay failed: {error}"]
@@ -375,13 +405,13 @@ def _on_trust(run: Run, board: Manifest, other: Mapping[str, str]) -> Iterator[s
                for one in results]  # fmt: skip
         if is_custom(agent.kind):
             yield f"{agent.slug}: its code is its author's; others cannot run it"
-        elif not acts_by_rules(agent.kind):
+        elif not is_repeatable(agent):
             tokens = sum(one.prompt_tokens + one.completion_tokens for one in own)
             origin = f", made by '{visible(agent.made_by)[:80]}'," if agent.made_by else ""
             yield (
                 f"{agent.slug}: that {visible(str(agent.model))[:80]}{origin} wrote its actions, "
-                f"in {sum(one.calls for one in own):,} calls with {tokens:,} tokens (which fit the "
-                "text)"
+                f"in {sum(one.calls for one in own):,} calls with {tokens:,} tokens "
+                f"({'counted again' if is_recounted(agent) else 'not recounted'})"
             )
         if failures := sum(not one.is_scored for one in own):
             yield f"{agent.slug}: {failures} of {len(own)} episodes are infrastructure failures"
