@@ -111,16 +111,14 @@ def _success(run: str) -> dict[str, dict[str, str]]:
     }
     lines = (RESULTS / run / "leaderboard.md").read_text("utf-8").splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    head = next(row for row in rows if row[0] == "environment")
-    return {
-        ids[slug]: {
-            agent: cell.replace("*", "").split(" · ")[0]
-            for agent, cell in zip(head[1:], row[1:], strict=True)
-        }
-        for row in rows
-        if (slug := row[0].partition("`")[2].partition("`")[0]) in ids and len(row) == len(head)
-        if re.match(r"\**\d+\.\d \[", row[1])
-    }
+    head = next(row for row in rows if row[0] == "agent")
+    success: dict[str, dict[str, str]] = {}
+    for row in rows[rows.index(head) + 2 :][: len(manifest["agents"])]:
+        for name, cell in zip(head, row, strict=True):
+            if (slug := name.partition("`")[2].partition("`")[0]) in ids and cell != "-":
+                text = cell.replace("*", "").split(" · ")[0]
+                success.setdefault(ids[slug], {})[row[0]] = text
+    return success
 
 
 def _transcript(spec: EnvSpec) -> str:
