@@ -99,3 +99,18 @@ def test_the_data_folder_is_filled_in_everywhere(tmp_path):
         fill_in(nested, None)
     with pytest.raises(UnknownNameError, match="data"):
         fill_in("${date}/a", tmp_path)
+
+
+def test_a_hidden_split_keeps_the_seed_of_its_file(tmp_path):
+    config = load_configs([write_config(tmp_path, ENVIRONMENT + AGENT)])
+    path = tmp_path / "seed.txt"
+    first, again = config.hide(path).protocol, config.hide(path).protocol
+    assert first == again
+    assert first.is_hidden
+    assert not config.protocol.is_hidden
+    assert config.hide(tmp_path / "other.txt").protocol.seed != first.seed
+    assert path.stat().st_mode & 0o077 == 0
+    for text in ("", "7", "-5000000000", "seed"):
+        path.write_text(text)
+        with pytest.raises(ConfigurationError, match="must hold an integer of at least"):
+            config.hide(path)

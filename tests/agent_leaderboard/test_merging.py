@@ -38,8 +38,8 @@ def test_a_single_run_stays_unchanged(small_run, small_data, tmp_path):
 
 
 def test_several_runs_become_one_that_verifies(small_run, copy, small_data, tmp_path):
-    """Speed, retries and notes on contamination may differ; a baseline in several counts once."""
-    text = MINE.replace("concurrency: 3", "concurrency: 5, max_retries: 0")
+    """Speed and notes on contamination may differ; a baseline in several counts once."""
+    text = MINE.replace("concurrency: 3", "concurrency: 5")
     text = text.replace("contamination: none}", "contamination: none at all}", 1)
     text = "".join(line for line in text.splitlines(keepends=True) if "HotpotQA" not in line)
     other = run(load_configs([write_config(tmp_path, text)]), tmp_path / "other", data=small_data)

@@ -7,6 +7,7 @@ import pytest
 from agent_envs.errors import ConfigurationError, DataError
 from agent_leaderboard.entries.entry import merge_runs
 from agent_leaderboard.play.config import load_configs
+from agent_leaderboard.records.manifest import EnvironmentRecord, published
 from agent_leaderboard.records.names import misleading_names, skeleton, why_unclear
 from agent_leaderboard.records.results import Run, read_run
 from agent_leaderboard.verify.claims import check_names
@@ -127,3 +128,20 @@ def test_agents_that_look_alike_are_refused_on_one_board(manifest, small_run):
 def test_a_run_with_such_a_name_is_refused(tmp_path, old, new, message):
     with pytest.raises(ConfigurationError, match=message):
         load_configs([write_config(tmp_path, CONFIG.replace(old, new))])
+
+
+@pytest.mark.parametrize(
+    ("slug", "id", "is_true"),
+    [
+        ("gsm8k", "AgentR1/GSM8K-v0", True),
+        ("gsm8k-short", "AgentR1/GSM8K-v0", True),
+        ("gsm8k", "AgentR1/SyntheticArithmetic-v0", False),
+        ("math-hard", "AgentR1/SyntheticArithmetic-v0", False),
+        ("my-arithmetic", "AgentR1/SyntheticArithmetic-v0", True),
+    ],
+)
+def test_no_environment_has_the_name_of_another(slug, id, is_true):
+    one = EnvironmentRecord(slug=slug, id=id, num_tasks=1, contamination="none")
+    manifest = dataclasses.replace(published(), environments=[one])
+    found = [text for text in check_names(manifest) if "field 'slug'" in text]
+    assert (found == []) == is_true

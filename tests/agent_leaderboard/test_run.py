@@ -18,7 +18,7 @@ from agent_leaderboard.play.config import load_configs
 from agent_leaderboard.play.run import run
 from agent_leaderboard.records.results import FILES, read_checksums, read_run
 from agent_trainers.trajectory import StopReason
-from tests.agent_leaderboard.runs import CONFIG, content_of, write_config
+from tests.agent_leaderboard.runs import CONFIG, content_of, edit_manifest, write_config
 
 ROOT = Path(__file__).parents[2]
 NO_DATA = """
@@ -180,3 +180,17 @@ def test_only_infrastructure_failures_are_retried_up_to_the_limit(
     assert [line.is_scored for line in lines] == [True, is_scored, True]
     assert [line.calls for line in lines] == [1, min(num_faults + 1, 3), 1]
     assert lines[1].error == (None if is_scored else "OSError: the server is away")
+
+
+def test_a_resumed_run_keeps_the_date_and_the_commit_at_which_it_began(tmp_path):
+    text = NO_DATA.replace("tasks: 40", "tasks: 1").replace("tasks: 30", "tasks: 1")
+    folder = run(small(tmp_path, text), tmp_path / "run")
+    (agent, _) = read_run(folder).manifest.agents
+    assert agent.date >= "2026-01-01"
+    assert agent.commit is None or len(agent.commit) == 40
+    origin = {"date": "2025-12-31", "commit": "a" * 40}
+    edit_manifest(folder, lambda manifest: manifest["agents"][0].update(origin))
+    (folder / "checksums.json").unlink()
+    run(small(tmp_path, text), folder)
+    (agent, _) = read_run(folder).manifest.agents
+    assert (agent.date, agent.commit) == ("2025-12-31", "a" * 40)

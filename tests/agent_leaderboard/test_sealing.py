@@ -204,3 +204,12 @@ def test_without_its_package_an_environment_is_not_replayed(small_run, monkeypat
     )  # fmt: skip
     with pytest.raises(MissingExtraError, match="and then: pip install --no-deps bfcl-eval"):
         list(_check_environment(claimed, dataclasses.replace(found, tasks={"bfcl": []}), None))
+
+
+def test_files_that_join_to_the_same_bytes_have_other_keys(tmp_path):
+    paths = {}
+    for name, text in (("ab", "ab"), ("c", "c"), ("a", "a"), ("bc", "bc")):
+        (paths.setdefault(name, tmp_path / name)).write_text(text)
+    keys = [data_seal(tuple(paths[name] for name in names)).key
+            for names in (("ab", "c"), ("a", "bc"), ("c", "ab"))]  # fmt: skip
+    assert len(set(keys)) == 3

@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -138,3 +140,11 @@ def test_visible_branches_stay_within_their_budget():
     assert measurement.trajectories == before
     assert [e.start for e in batch.episodes[8:]] == [b.start for b in branches]
     assert not any(e.advantages for e in batch.episodes[8:])
+
+
+def test_a_state_counts_as_often_as_advantages_contain_its_value():
+    """Not the value of the first state of an episode, which ends no step."""
+    episodes = [SimpleNamespace(is_scorable=True, states=own) for own in ("ab", "acb")]
+    measured = Measurement(SimpleNamespace(collect=lambda specs: episodes), [], seed=0)
+    weights = {key: state.weight for key, state in measured._states.items()}
+    assert weights == {"a": 1 + 1, "b": 2 + 2, "c": 2}

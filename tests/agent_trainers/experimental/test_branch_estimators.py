@@ -7,7 +7,14 @@ from hypothesis import strategies as st
 
 from agent_envs import UnknownNameError
 from agent_trainers.algorithms.advantages import estimate
-from agent_trainers.experimental.branching import allocate_branches, rtmc, tree, vine
+from agent_trainers.experimental.branching import (
+    _Candidate,
+    _spreads,
+    allocate_branches,
+    rtmc,
+    tree,
+    vine,
+)
 
 BRANCHING = (vine, tree)
 RAW = {"scale": "none"}
@@ -189,3 +196,14 @@ def test_no_more_is_spent_than_foreseen_and_branches_branch_only_if_they_may():
     assert allocate_branches(batch, 20.0, from_branches=True)[1][2] > 0
     assert total(allocate_branches(batch, 20.0)[1:2]) == 0
     assert allocate_branches([], 5.0) == []
+
+
+def test_the_gain_of_a_branch_is_the_fall_of_the_variance_over_its_cost():
+    # The mean of n values has the variance v / n; v / n - v / (n + 1) = v / (n (n + 1)).
+    candidate = _Candidate(visits=[(0, 1)], num_returns=3, variance=6.0, cost=2.0)
+    assert candidate.gain(0) / candidate.gain(1) == pytest.approx((4 * 5) / (3 * 4))
+
+
+def test_the_spread_of_returns_is_their_unbiased_variance():
+    # (1, 3): mean 2, (1 + 1) / (2 - 1) = 2; a step with one return takes that of the step before
+    assert _spreads([np.array([1.0, 5.0]), np.array([3.0])]) == [2.0, 2.0]

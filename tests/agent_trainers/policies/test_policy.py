@@ -5,10 +5,12 @@ from dataclasses import replace
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 
 from agent_envs import ConfigurationError
 from agent_trainers.policies import Generation, Policy, PolicyWrapper, ScriptedPolicy, Usage
 from agent_trainers.policies.policy import ConcurrentStream
+from agent_trainers.policies.sampling import draw
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.trajectory import StopReason
@@ -69,3 +71,12 @@ def test_a_wrapper_changes_requests_and_generations(max_concurrency):
 def test_a_server_that_takes_no_request_is_refused():
     with pytest.raises(ConfigurationError, match="max_concurrency must be at least 1, not 0"):
         ConcurrentStream(lambda requests: [], 0)
+
+
+def test_every_token_of_a_large_vocabulary_has_its_own_share_of_the_points():
+    """Token k owns [k / V, (k + 1) / V): a thousandth into it, float32 could not tell it."""
+    size = 200_003
+    tokens = torch.arange(1_000, size, size // 64)
+    points = (tokens.double() + 1e-3) / size
+    drawn, _ = draw(torch.zeros(1, size).expand(len(tokens), -1), points)
+    assert drawn.tolist() == tokens.tolist()

@@ -1,0 +1,28 @@
+"""Reward terms that several families share."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from agent_envs import format_term
+from agent_envs.core.rewards import MAX_COUNTED_MISTAKES, Progress
+
+
+@pytest.mark.parametrize(("num_mistakes", "expected"), [(1, -1.0), (10, -1.0), (11, 0.0)])
+def test_the_first_ten_mistakes_cost_and_no_other(num_mistakes, expected):
+    event = SimpleNamespace(action=SimpleNamespace(is_faultless=False))
+    assert MAX_COUNTED_MISTAKES == 10
+    assert format_term(SimpleNamespace(num_invalid_actions=num_mistakes), event) == expected
+
+
+def test_progress_is_credited_once_and_not_what_is_done_at_the_start():
+    progress = Progress(0.5)
+    # 0.5 to 0.75 is half of what is left; falling back and returning earns nothing.
+    assert [progress.advance(share) for share in (0.5, 0.75, 0.25, 0.75, 1.0)] == [
+        0,
+        0.5,
+        0,
+        0,
+        0.5,
+    ]
+    assert Progress(1.0).advance(1.0) == 0.0
