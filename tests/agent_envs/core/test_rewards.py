@@ -5,7 +5,16 @@ from types import SimpleNamespace
 import pytest
 
 from agent_envs import format_term
-from agent_envs.core.rewards import MAX_COUNTED_MISTAKES, Progress
+from agent_envs.core.rewards import (
+    COST,
+    MAX_COUNTED_MISTAKES,
+    NOTHING,
+    OUTCOME,
+    PROGRESS,
+    SCORE,
+    Progress,
+    earnings_of,
+)
 
 
 @pytest.mark.parametrize(("num_mistakes", "expected"), [(1, -1.0), (10, -1.0), (11, 0.0)])
@@ -26,3 +35,16 @@ def test_progress_is_credited_once_and_not_what_is_done_at_the_start():
         0.5,
     ]
     assert Progress(1.0).advance(1.0) == 0.0
+
+
+def test_the_range_of_a_return_is_the_sum_of_the_ranges_of_its_terms():
+    terms = {"outcome": OUTCOME, "progress": PROGRESS, "format": COST, "none": NOTHING}
+    weights = {"outcome": 1.0, "progress": 0.1, "format": 0.02, "none": 5.0}
+    # ten mistakes cost 0.2; a failure may have made all progress
+    assert earnings_of(weights, terms, solved=True) == pytest.approx((0.9, 1.1))
+    assert earnings_of(weights, terms, solved=False) == pytest.approx((-0.2, 0.1))
+    assert earnings_of({"progress": -1.0}, terms, solved=False) == (-1.0, 0.0)
+    assert earnings_of({"score": 1.0}, {"score": SCORE}, solved=True) == (1.0, 1.0)
+    low, high = earnings_of({"score": 1.0}, {"score": SCORE}, solved=False)
+    assert low == 0.0
+    assert 1 - 1e-15 < high < 1.0
