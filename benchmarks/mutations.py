@@ -24,10 +24,14 @@ ROOT: Final = Path(__file__).parents[1]
 SECONDS: Final = 120.0
 """Time limit of the tests of a mutant."""
 COPIED: Final = ("agent_envs", "agent_trainers", "benchmarks", "examples", "tests")
+_ORDER: Final = "operator_name, operator_args, occurrence"
+"""Order of the mutants of a module; their ids are random."""
 _BOARD: Final = "benchmarks/agent_leaderboard"
 MODULES: Final[Mapping[str, str]] = {
     "agent_envs/core/replay.py": "agent_envs/core/test_replay.py",
-    "agent_envs/core/rewards.py": "agent_envs/core/test_rewards.py",
+    "agent_envs/core/rewards.py": (
+        "agent_envs/core/test_rewards.py agent_envs/core/test_tool_env.py"
+    ),
     "agent_envs/scoring/answers.py": "agent_envs/scoring/test_answers.py",
     "agent_envs/scoring/statistics.py": "agent_envs/scoring/test_statistics.py",
     "agent_trainers/algorithms/gae.py": "agent_trainers/algorithms/test_advantages.py",
@@ -88,7 +92,8 @@ def _mutate(module: str, scratch: Path, options: argparse.Namespace) -> Iterator
     call("init", config.name, session.name)
     if options.sample is not None:
         with sqlite3.connect(session) as database:
-            ids = sorted(row[0] for row in database.execute("SELECT job_id FROM work_items"))
+            rows = database.execute(f"SELECT job_id FROM mutation_specs ORDER BY {_ORDER}")  # noqa: S608
+            ids = [row[0] for row in rows]
             random.Random(options.seed).shuffle(ids)  # noqa: S311 - no secret
             for table in ("work_items", "mutation_specs"):
                 database.executemany(
