@@ -13,6 +13,8 @@ from agent_envs.core.rewards import (
     PROGRESS,
     SCORE,
     Progress,
+    choose_terms,
+    compute_terms,
     earnings_of,
 )
 
@@ -48,3 +50,12 @@ def test_the_range_of_a_return_is_the_sum_of_the_ranges_of_its_terms():
     low, high = earnings_of({"score": 1.0}, {"score": SCORE}, solved=False)
     assert low == 0.0
     assert 1 - 1e-15 < high < 1.0
+
+
+def test_terms_are_chosen_by_name_or_function_and_weighted():
+    functions = {"length": lambda env, event: 4.0, "unused": lambda env, event: 1.0}
+    own = (lambda env, event: event, 0.5)
+    chosen = choose_terms({"length": 0.25, "own": own, "unused": 0.0}, functions)
+    assert compute_terms(None, 3.0, chosen) == {"length": 1.0, "own": 1.5}
+    with pytest.raises(ValueError, match="'own' returned inf; it must be finite"):
+        compute_terms(None, float("inf"), chosen)
