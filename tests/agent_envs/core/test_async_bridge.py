@@ -57,29 +57,25 @@ def test_an_exception_is_raised_in_the_caller_and_the_loop_continues(error):
     assert resolve(running_loop()) is before
 
 
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
 @pytest.mark.parametrize("is_awaited", [True, False])
-def test_an_exit_in_a_child_task_stops_no_other_coroutine(is_awaited):
+def test_an_exit_in_a_child_task_ends_its_own_coroutine_alone(is_awaited, error):
     async def leave():
-        sys.exit(3)
+        await asyncio.sleep(0)
+        raise error
 
     async def program():
         child = asyncio.create_task(leave())
-        if is_awaited:
-            await child
-        await asyncio.sleep(0.1)
-        return "done"
+        await (child if is_awaited else asyncio.sleep(30))
 
     async def innocent():
-        await asyncio.sleep(0.3)
+        await asyncio.gather(*(asyncio.sleep(0.3) for _ in range(3)))
         return "done"
 
     session = CallSession()
     session.submit(0, lambda: resolve(innocent(), timeout=10))
-    if is_awaited:
-        with pytest.raises(SystemExit):
-            resolve(program(), timeout=10)
-    else:
-        assert resolve(program(), timeout=10) == "done"
+    with pytest.raises(type(error)):
+        resolve(program(), timeout=10)
     assert session.wait(10.0)[0].value == "done"
 
 
