@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import urlsplit
 
 import gymnasium as gym
+import pydantic
 
+from agent_envs.core.command_line import refusal
 from agent_envs.core.lookup import lookup, require_extra
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import SchemaTool, Tool
@@ -22,6 +24,7 @@ from agent_envs.remote.protocol import (
     MAX_MESSAGE_BYTES,
     MAX_REPLY_BYTES,
     TOKEN_VARIABLE,
+    Description,
     Refusal,
     write_message,
 )
@@ -300,7 +303,7 @@ class _Client:
                 compression=None, proxy=None,
             ).__enter__()  # fmt: skip
             self._process = os.getpid()
-            description = self.request("describe", {}, OPEN_SECONDS)
+            description = _read_description(url, self.request("describe", {}, OPEN_SECONDS))
         except InvalidStatus as error:
             if error.response.status_code == 401:
                 text = f"{url} requires a token: set {TOKEN_VARIABLE} to that of the server."
@@ -312,12 +315,20 @@ class _Client:
             self.close()
             raise OSError(f"{url}: {error}") from error
         self.description = self.description or description
-        if description.get("fingerprint") != self.description.get("fingerprint"):
+        if description["fingerprint"] != self.description["fingerprint"]:
             self.close()
             raise ConfigurationError(
-                f"url: {url} serves another environment, or other arguments, than the other "
-                "servers. Start all servers of one list with the same arguments."
+                f"url: {url} serves another environment, or other arguments or data, than the "
+                "other servers. Start all servers of one list with the same."
             )
+
+
+def _read_description(url: str, reply: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return Description.model_validate(reply).model_dump()
+    except pydantic.ValidationError as error:
+        problem = refusal(f"{url}: the description of the environment", error)
+        raise ConfigurationError(f"{problem} Start it with python -m agent_envs serve.") from None
 
 
 def _parse(url: str) -> str:

@@ -65,6 +65,23 @@ class Step(_Data):
     """OpenEnv's; ignored."""
 
 
+class Description(pydantic.BaseModel):
+    """The environment of a server, for its clients."""
+
+    environment: str
+    """Its id."""
+    tool_format: str
+    is_dialogue: bool
+    """Whether plain text goes to a user."""
+    tools: list[dict[str, Any]]
+    """Function schemas."""
+    num_tasks: int | None
+    reward_weights: dict[str, float]
+    outcome_terms: list[str]
+    fingerprint: str
+    """Equal for servers of the same environment with the same arguments and data."""
+
+
 MESSAGES: Final[dict[str, type[_Data]]] = {
     "reset": Reset, "step": Step, "state": _Data, "close": _Data,
     "describe": _Data, "reference_actions": _Data,

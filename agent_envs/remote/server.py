@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import json
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -38,15 +39,22 @@ TextEnv = gym.Env[str, str]
 Reply = tuple[str, dict[str, Any]]
 _CALLER_ERRORS: Final = (ActionTypeError, ConfigurationError, gym.error.Error)
 """Errors for wrong arguments, after which an environment is still usable."""
+_NUM_COMPARED: Final = 4
+"""First states by which clients find that two servers do not serve the same."""
 _log = logging.getLogger(__name__)
 
 
 class Session:
     """One environment for one client, whose messages are processed in a thread of its own."""
 
-    def __init__(self, make_env: Callable[[], TextEnv], description: Mapping[str, Any]) -> None:
-        """Start without an environment; the first reset makes it."""
-        self.thread = Worker()
+    deadline: asyncio.Timeout | None = None
+    """The end of its idle time; None while it processes a message."""
+
+    def __init__(
+        self, make_env: Callable[[], TextEnv], description: Mapping[str, Any], client: str = ""
+    ) -> None:
+        """Start without an environment; the first reset makes it. `client` is an address."""
+        self.thread, self.client = Worker(), client
         self._make_env, self._description = make_env, description
         self._made: TextEnv | None = None
         self._env: TextEnv | None = None
@@ -138,15 +146,16 @@ class EnvironmentServer:
 
         Args:
             make_env: Makes an environment; called once more for each session.
-            max_sessions: Maximum number of sessions; further clients are refused.
+            max_sessions: Maximum number of sessions. Beyond it, a client with fewer sessions than
+                another ends an idle one of that client; all others are refused.
             idle_seconds: Time without a message after which a session ends.
             token: Token that clients have to send; None for none.
             with_reference: Whether clients may request the actions that solve a task.
         """
         self._make_env, self._max_sessions = make_env, max_sessions
-        self._idle_seconds, self._token = idle_seconds, token
+        self._idle_seconds, self.token = idle_seconds, token
         self._sessions: set[Session] = set()
-        env = make_env()
+        env = awaited(make_env())
         self.description = _describe(env, with_reference=with_reference)
         env.close()
 
@@ -163,13 +172,14 @@ class EnvironmentServer:
             *openenv_routes(self.description),
         ]
         app = Starlette(routes=routes)
-        right = None if self._token is None else f"Bearer {self._token}".encode()
+        right = None if self.token is None else f"Bearer {self.token}".encode()
 
         async def guard(scope: "Scope", receive: "Receive", send: "Send") -> None:
             """Refuse clients without the token, and web pages, which have an Origin header."""
             connection = HTTPConnection(scope)
             given = connection.headers.get("authorization", "").encode()
-            if right is not None and not hmac.compare_digest(given, right):
+            needs_token = right is not None and scope["path"] != "/health"
+            if needs_token and not hmac.compare_digest(given, right or b""):
                 await Response(status_code=401)(scope, receive, send)
             elif "origin" in connection.headers:
                 await Response(status_code=403)(scope, receive, send)
@@ -182,19 +192,21 @@ class EnvironmentServer:
         from starlette.responses import Response
         from starlette.websockets import WebSocketDisconnect
 
-        if len(self._sessions) >= self._max_sessions:
+        client = websocket.client.host if websocket.client else ""
+        if len(self._sessions) >= self._max_sessions and not self._make_room(client):
             await websocket.send_denial_response(Response(status_code=503))
             return
-        session = Session(self._make_env, self.description)
+        session = Session(self._make_env, self.description, client)
         self._sessions.add(session)
         reason, reply = "", None
         try:
             await websocket.accept()
             while True:
-                async with asyncio.timeout(self._idle_seconds):
+                async with asyncio.timeout(self._idle_seconds) as session.deadline:
                     if reply is not None:
                         await websocket.send_text(reply)
                     event = await websocket.receive()
+                session.deadline = None
                 if event["type"] == "websocket.disconnect":
                     return
                 # A binary message becomes '', which is not JSON.
@@ -207,9 +219,27 @@ class EnvironmentServer:
         except WebSocketDisconnect:
             return
         finally:
+            session.deadline = None
             self._end(session)
         with contextlib.suppress(WebSocketDisconnect, RuntimeError):
             await websocket.close(1001 if reason else 1000, reason)
+
+    def _make_room(self, client: str) -> bool:
+        """End an idle session of the client with the most; False if `client` has as many.
+
+        Clients of ours resume its episode in another session.
+        """
+        held = Counter(session.client for session in self._sessions)
+        largest, most = held.most_common(1)[0]
+        of_largest = [session for session in self._sessions if session.client == largest]
+        idle = {s.deadline: s for s in of_largest if s.deadline is not None}
+        if held[client] + 1 >= most or not idle:
+            return False
+        deadline = min(idle, key=lambda each: each.when() or 0.0)
+        deadline.reschedule(asyncio.get_running_loop().time())
+        idle[deadline].deadline = None
+        self._sessions.discard(idle[deadline])
+        return True
 
     def _end(self, session: Session) -> None:
         """End a session; it counts until its environment has returned and is closed."""
@@ -223,20 +253,13 @@ class EnvironmentServer:
 def listen(
     server: EnvironmentServer, host: str, port: int
 ) -> "tuple[uvicorn.Server, socket.socket, str]":
-    """Listen at an address; ``run(sockets=[socket])`` of the returned server then serves."""
-    import uvicorn
+    """Listen at an address; see `http_server.listen`."""
+    from agent_envs.remote import http_server
 
-    config = uvicorn.Config(
-        server.app(), host=host, port=port, ws_max_size=MAX_MESSAGE_BYTES,
+    return http_server.listen(
+        server.app(), host, port, local_only=server.token is None, ws_max_size=MAX_MESSAGE_BYTES,
         ws_per_message_deflate=False,  # a short compressed message could expand to a long one
-        lifespan="off", log_level="warning", access_log=False,
-        server_header=False, timeout_graceful_shutdown=5,
     )  # fmt: skip
-    bound = config.bind_socket()
-    bound.listen()  # so that clients can connect as soon as the URL is returned
-    host, port = bound.getsockname()[:2]
-    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-    return uvicorn.Server(config), bound, url
 
 
 def _describe(env: TextEnv, *, with_reference: bool) -> dict[str, Any]:
@@ -258,5 +281,8 @@ def _describe(env: TextEnv, *, with_reference: bool) -> dict[str, Any]:
         "outcome_terms": sorted(base.outcome_terms),
         "with_reference": with_reference,
     }
-    text = json.dumps([described, arguments], sort_keys=True, default=lambda v: type(v).__name__)
+    # Other data shows in the first states.
+    first = [env.reset(seed=seed)[0] for seed in range(_NUM_COMPARED)]
+    compared = [described, arguments, first]
+    text = json.dumps(compared, sort_keys=True, default=lambda v: type(v).__name__)
     return described | {"fingerprint": hashlib.sha256(text.encode()).hexdigest()[:16]}

@@ -194,6 +194,26 @@ def test_servers_of_different_environments_are_refused(serve, remote):
         remote(serve(MULTI_HOP), serve(MULTI_HOP, {"hops": [1]}))
 
 
+def test_servers_of_different_data_are_refused(serve, remote, tmp_path):
+    served = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        path = tmp_path / name / "rows.jsonl"
+        row = {"id": "0", "question": f"{name} + 1 ?", "answer": "#### 1"}
+        path.write_text(json.dumps(row))
+        served.append(serve("AgentR1/GSM8K-v0", {"data": str(path)}))
+    with pytest.raises(ConfigurationError, match="or other arguments or data, than"):
+        remote(*served)
+
+
+@pytest.mark.parametrize("field", ["outcome_terms", "fingerprint"])
+def test_a_description_with_fewer_fields_names_the_field(serve, remote, field):
+    served = serve(MULTI_HOP)
+    del served.server.description[field]
+    with pytest.raises(ConfigurationError, match=f"description of the environment: {field}: "):
+        remote(served)
+
+
 def test_a_silent_server_delays_no_other(serve, remote, monkeypatch):
     monkeypatch.setattr(module, "OPEN_SECONDS", 0.2)
     served = serve(MULTI_HOP)

@@ -247,8 +247,8 @@ def test_clients_without_the_token_and_web_pages_are_refused(serve, remote, monk
     served = serve(MULTI_HOP, token="the/token")
     url = f"ws://127.0.0.1:{served.port}/ws"
     for headers in ({}, {"Authorization": "Bearer no"}, {"Authorization": "x"}):
-        assert status(served, **headers) == 401
-        with pytest.raises(InvalidStatus):
+        assert status(served, **headers) == 200  # of /health, for load balancers
+        with pytest.raises(InvalidStatus, match="401"):
             connect(url, additional_headers=headers, proxy=None)
     assert served.num_open == 0
     with pytest.raises(ConfigurationError, match=f"requires a token: set {TOKEN_VARIABLE}"):
@@ -257,7 +257,69 @@ def test_clients_without_the_token_and_web_pages_are_refused(serve, remote, monk
     remote(served).reset(seed=0)
     # Browsers send an Origin header with requests of web pages.
     right = {"Authorization": "Bearer the/token"}
-    assert status(served, **right) == 200
+    assert status(served, **right, Host="any.example") == 200
     assert status(served, **right, Origin="https://evil.example") == 403
     with pytest.raises(InvalidStatus):
         connect(url, additional_headers=right, origin="https://evil.example", proxy=None)
+
+
+def test_a_server_without_a_token_answers_only_to_names_of_its_machine(serve):
+    served = serve(MULTI_HOP)
+    assert status(served, Host=f"localhost:{served.port}") == 200
+    # a web page whose name resolves to 127.0.0.1
+    assert status(served, Host="evil.example") == 400
+    url, headers = f"ws://127.0.0.1:{served.port}/ws", {"Host": "evil.example"}
+    with pytest.raises(InvalidStatus, match="400"):
+        connect(url, additional_headers=headers, proxy=None)
+
+
+UPGRADE = (
+    b"GET /ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: "
+)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(b"\x16\x03\x01\x02", id="TLS"),
+        pytest.param(b"GET /ws\r\n\r\n", id="no version"),
+        pytest.param(b"POST /reset HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{",
+                     id="half a body"),
+        pytest.param(b"GET / HTTP/1.1\r\nA: " + b"a" * 99_999, id="a head that is too long"),
+        pytest.param(UPGRADE.replace(b"localhost", b"x") + b"dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n",
+                     id="a refused host"),
+        pytest.param(UPGRADE + b"no\r\n\r\n", id="a bad key"),
+        pytest.param(UPGRADE + b"dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n" + b"\xff" * 99, id="bad frames"),
+    ],
+)  # fmt: skip
+def test_garbage_and_clients_that_hang_up_leave_no_log(serve, data, caplog, capfd):
+    served = serve(MULTI_HOP)
+    for _ in range(3):
+        connection = socket.create_connection(("127.0.0.1", served.port), timeout=10)
+        with connection, contextlib.suppress(ConnectionError):
+            connection.sendall(data)
+            connection.shutdown(socket.SHUT_WR)
+            while connection.recv(4096):
+                pass
+    wait_until(lambda: served.num_open == 0)
+    assert status(served) == 200
+    assert (caplog.text, capfd.readouterr().err) == ("", "")
+
+
+def test_one_client_cannot_take_every_session(serve, client, remote):
+    served = serve(MULTI_HOP, max_sessions=3)
+    greedy, local = [remote(served) for _ in range(3)], gym.make(MULTI_HOP)
+    for env in (*greedy, local):
+        env.reset(seed=1)
+    url = f"ws://127.0.0.1:{served.port}/ws"
+    with connect(url, proxy=None, source_address=("127.0.0.2", 0)) as other:
+        other.send('{"type": "reset", "data": {"seed": 1}}')
+        assert json.loads(other.recv(timeout=60))["type"] == "observation"
+        with pytest.raises(InvalidStatus, match="503"):  # the first client has one more
+            client(served)
+        other.send('{"type": "step", "data": {"text": "x"}}')
+        assert json.loads(other.recv(timeout=60))["type"] == "observation"
+    wait_until(lambda: served.num_open == 2)
+    expected = local.step("x")
+    assert [repr(env.step("x")) for env in greedy] == [repr(expected)] * 3  # one is resumed
