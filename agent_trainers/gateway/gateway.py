@@ -3,7 +3,6 @@
 import itertools
 import logging
 import queue
-import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -87,34 +86,12 @@ class Gateway:
         self._is_closing = False
 
     def __enter__(self) -> Self:
-        import uvicorn
+        from agent_envs.remote.http_server import listen
+        from agent_trainers.gateway.application import make_application
 
-        from agent_trainers.gateway.application import (
-            LimitedProtocol,
-            default_limit,
-            make_application,
+        self._server, listening, self.address = listen(
+            make_application(self), _HOST, max_connections=self._max_connections, ws="none"
         )
-
-        limits = {"max_open": self._max_connections or default_limit(), "all_open": {}}
-        # asyncio accepts all waiting connections at once, before an evicted one is closed
-        backlog = default_limit() // 8
-        config = uvicorn.Config(
-            make_application(self),
-            access_log=False,
-            backlog=backlog,
-            http=type("Protocol", (LimitedProtocol,), limits),
-            lifespan="off",
-            log_config=None,
-            log_level="warning",
-            proxy_headers=False,  # clients must not choose their address
-            server_header=False,
-            timeout_graceful_shutdown=2,
-            timeout_keep_alive=60,
-            ws="none",
-        )
-        listening = socket.create_server((_HOST, 0), backlog=backlog)
-        self.address = f"http://{_HOST}:{listening.getsockname()[1]}"
-        self._server = uvicorn.Server(config)
         self._start("gateway-server", lambda: self._server.run(sockets=[listening]))
         if self._in_thread:
             self._start("gateway-policy", self._generate_until_closed)
@@ -234,18 +211,8 @@ class Gateway:
                 self._finish(key, _CLOSED)
                 stream.drop(key)
             else:
-                self._add(stream, key, call)
-
-    def _add(self, stream: GenerationStream, key: int, call: _Call) -> None:
-        self._running[key] = call
-        try:
-            prompt_ids = self.policy.encode(call[0])
-        except Exception as error:  # noqa: BLE001 - a template may refuse a program's messages
-            text = f"The messages cannot be rendered: {error}"
-            return self._finish(key, ApiError(400, text))
-        if prompt_ids is None:
-            return self._finish(key, Generation(text="", finish_reason="overflow"))
-        stream.add(key, call[0])
+                self._running[key] = call
+                stream.add(key, call[0])
 
     def _finish(self, key: int, result: Generation | BaseException) -> None:
         _, future = self._running.pop(key, (None, None))

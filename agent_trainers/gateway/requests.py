@@ -1,59 +1,41 @@
-"""Requests of ``/chat/completions`` and ``/responses``, read into one form.
+"""Requests of ``/chat/completions``, ``/responses`` and ``/messages``, read into one form.
 
-A program sends its whole conversation with each call, including its own rendering of the model's
-turns. An assistant message *is* a turn that was sampled in this session if
-
-* everything before it equals the state in which that turn was sampled, and
-* it has the same meaning: the same text up to surrounding white space, and the same calls in the
-  same order, with arguments that are equal as JSON.
-
-Call ids, ``null`` for ``""``, text parts, and members that no chat template shows are ignored. Such
-a message is replaced by the sampled text, and the state by the sampled tokens (see `ChatRenderer`).
-Any other assistant message was written by the program: the state is rendered again from there on,
-and becomes a separate row.
+A parameter is honoured, has no effect, or is refused by name.
 """
 
-import bisect
 import itertools
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Any, Final, Literal
 
 import pydantic
 from pydantic import AliasChoices, AliasPath, BaseModel, BeforeValidator, ConfigDict, Field
 
-from agent_envs.core.messages import Message
 from agent_envs.core.tool import SchemaTool, Tool
-from agent_envs.formats.openai_format import HERMES_TOOLS_TEXT, FunctionCall, action_text
-from agent_envs.formats.tool_formats import TOOL_FORMATS
-from agent_trainers.policies.control_tokens import clean
-from agent_trainers.policies.policy import Generation, Schemas
-from agent_trainers.trajectory import StopReason, Transition
+from agent_envs.formats.openai_format import HERMES_TOOLS_TEXT
+from agent_trainers.policies.policy import Schemas
+from agent_trainers.trajectory import StopReason
 
-_HERMES: Final = TOOL_FORMATS["hermes"]
-"""The format in which models write calls."""
-_EXTRA_TOKENS: Final = 8
-"""Tokens decoded beyond one per byte of a stop text: some tokens have no text."""
-_HONOURED: Final = {"model", "tools", "tool_choice", "parallel_tool_calls"}
+_HONOURED: Final = {"model", "tools", "tool_choice", "parallel_tool_calls", "response_format"}
 CHAT_PARAMETERS: Final = _HONOURED | {
     "messages", "max_tokens", "max_completion_tokens", "stop", "seed", "stream", "stream_options"
 }  # fmt: skip
 RESPONSES_PARAMETERS: Final = _HONOURED | {"input", "instructions", "max_output_tokens"}
 _WITHOUT_EFFECT: Final = (
     "user", "metadata", "store", "safety_identifier", "prompt_cache_key",
-    "prompt_cache_retention", "max_tool_calls", "service_tier",
+    "prompt_cache_retention", "max_tool_calls", "service_tier", "cache_control",
 )  # fmt: skip
 """Parameters that change no reply, whatever their value."""
 _NEUTRAL: Final[Mapping[str, Any]] = {
     "frequency_penalty": 0, "presence_penalty": 0, "logit_bias": {}, "logprobs": False,
-    "top_logprobs": 0, "n": 1, "response_format": {"type": "text"}, "modalities": ["text"],
-    "text": {"format": {"type": "text"}}, "include": [], "reasoning": {},
+    "top_logprobs": 0, "n": 1, "modalities": ["text"], "include": [], "reasoning": {},
     "truncation": "disabled", "background": False, "stream": False,
+    "thinking": {"type": "disabled"},
 }  # fmt: skip
 """Values without effect of parameters that are refused otherwise."""
-_WAYS_OUT: Final = "Gateway(…, ignored_parameters=[…]) ignores parameters."
 _TEXT_TYPES: Final = ("text", "input_text", "output_text")
+_MESSAGES_CHOICES: Final = {"auto": "auto", "any": "required", "none": "none"}
 
 
 class ApiError(Exception):
@@ -77,8 +59,10 @@ class _Strict(BaseModel):
 def _join_parts(content: Any) -> Any:
     if not isinstance(content, list):
         return "" if content is None else content
-    if not all(isinstance(part, dict) and part.get("type") in _TEXT_TYPES for part in content):
-        raise ValueError("can only hold parts of text")
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+        if kind not in _TEXT_TYPES:
+            raise ValueError(f"holds a part of type {kind!r:.40}; the policy reads text only")
     return "".join(str(part.get("text", "")) for part in content)
 
 
@@ -150,12 +134,33 @@ class _Function(_Strict):
     description: str | None = None
     parameters: dict[str, Any] | None = None
 
+    @property
+    def tag(self) -> dict[str, Any]:
+        """The form of a call of this function, in a structural tag."""
+        return {
+            "type": "tag",
+            "begin": f'<tool_call>\n{{"name": "{self.name}", "arguments": ',
+            "content": {"type": "json_schema", "json_schema": self.parameters or {}},
+            "end": "}\n</tool_call>",
+        }
+
 
 def _as_function(tool: Any) -> Any:
     """Return the function of a tool, which is a member of it in ``/chat/completions``."""
     if not isinstance(tool, dict) or tool.get("type") != "function":
         raise ValueError("can only be a function: {'type': 'function', ...}")
     return tool.get("function", tool)
+
+
+def _read_schema(form: Any) -> Any:
+    """Return the JSON schema of a ``response_format``; None for plain text."""
+    kind = form.get("type") if isinstance(form, dict) else form
+    if kind == "json_schema":
+        named = form.get("json_schema", form)
+        return named.get("schema", {}) if isinstance(named, dict) else named
+    if kind not in ("text", "json_object"):
+        raise ValueError("its type can only be 'text', 'json_object' or 'json_schema'")
+    return None if kind == "text" else {"type": "object"}
 
 
 class Request(_Strict):
@@ -167,8 +172,14 @@ class Request(_Strict):
     )
     instructions: str = ""
     tools: list[Annotated[_Function, BeforeValidator(_as_function)]] = Field(default=[])
-    tool_choice: Literal["auto", "none"] = "auto"
+    tool_choice: Literal["auto", "none", "required"] = "auto"
+    tool_name: str | None = None
+    """The only function that may be called."""
     parallel_tool_calls: bool = True
+    answer_schema: Annotated[dict[str, Any] | None, BeforeValidator(_read_schema)] = Field(
+        default=None, validation_alias="response_format"
+    )
+    """JSON schema of a turn without calls."""
     max_tokens: Annotated[int, Field(ge=1)] | None = Field(
         default=None,
         validation_alias=AliasChoices("max_completion_tokens", "max_tokens", "max_output_tokens"),
@@ -182,6 +193,28 @@ class Request(_Strict):
     stream: bool = False
     stream_options: dict[str, bool] = Field(default={})
 
+    @property
+    def guide(self) -> dict[str, Any] | None:
+        """The structural tag that a turn has to follow, if any."""
+        forms: list[dict[str, Any]] = []
+        is_required, can_call = self.tool_choice == "required", self.tool_choice != "none"
+        if is_required or (self.answer_schema is not None and self.tools and can_call):
+            called = [tool for tool in self.tools if self.tool_name in (None, tool.name)]
+            is_single = self.tool_name is not None or not self.parallel_tool_calls
+            forms.append({
+                "type": "tags_with_separator",
+                "tags": [tool.tag for tool in called],
+                "separator": "\n",
+                "at_least_one": True,
+                "stop_after_first": is_single,
+            })  # fmt: skip
+        if self.answer_schema is not None and not is_required:
+            forms.append({"type": "json_schema", "json_schema": self.answer_schema})
+        if not forms:
+            return None
+        form = forms[0] if len(forms) == 1 else {"type": "or", "elements": forms}
+        return {"type": "structural_tag", "format": form}
+
 
 def parse_request(
     body: Mapping[str, Any], honoured: Collection[str], sampling: Mapping[str, float]
@@ -189,22 +222,119 @@ def parse_request(
     """Return a validated request; `sampling` is the policy's distribution."""
     kept = {}
     neutral = {**_NEUTRAL, **sampling}
-    for name, value in body.items():
+    for name, value in _unnested(body):
         if value is None or name in _WITHOUT_EFFECT:
             continue
         if name in honoured:
             kept[name] = value
         elif name not in neutral:
-            raise ApiError(400, f"Unrecognized request argument supplied: {name}. {_WAYS_OUT}")
+            raise refused(name, f"Unrecognized request argument supplied: {name}.")
         elif value != neutral[name]:
             text = f"{name} can only be {neutral[name]!r}; the request asks for {value!r:.100}."
-            raise ApiError(400, f"{text} {_WAYS_OUT}")
+            raise refused(name, text)
+    longest = [kept[name] for name in ("max_tokens", "max_completion_tokens") if name in kept]
+    if longest[1:] not in ([], longest[:1]):
+        raise refused("max_tokens", "max_tokens and max_completion_tokens differ; send one.")
+    choice = kept.get("tool_choice")
+    if isinstance(choice, dict) and choice.get("type") == "function":
+        function = choice.get("function", choice)
+        kept["tool_name"] = function.get("name") if isinstance(function, dict) else function
+        kept["tool_choice"] = "required"
     try:
-        return Request.model_validate(kept)
+        request = Request.model_validate(kept)
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         param = ".".join(str(part) for part in first["loc"])
-        raise ApiError(400, f"{param}: {first['msg']}. {_WAYS_OUT}") from None
+        text = f"{param}: {first['msg'].removeprefix('Value error, ')}."
+        raise refused(param.partition(".")[0], text) from None
+    _check_tools(request)
+    return request
+
+
+def refused(name: str, text: str) -> ApiError:
+    """Return the error of a parameter, and how it is ignored if a request can do without it."""
+    if name not in ("messages", "input", "tools", "model"):
+        python = f"in Python, ignored_parameters=[{name!r}]"
+        text += f" --ignored_parameters {name} ignores it ({python})."
+    return ApiError(400, text)
+
+
+def _unnested(body: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the parameters, with the members of those that hold a format and others."""
+    for name, value in body.items():
+        if name not in ("text", "output_config") or not isinstance(value, dict):
+            yield name, value
+            continue
+        for member, inner in value.items():
+            yield ("response_format" if member == "format" else f"{name}.{member}"), inner
+
+
+def _check_tools(request: Request) -> None:
+    counts = Counter(tool.name for tool in request.tools)
+    if counts and (most := counts.most_common(1)[0])[1] > 1:
+        raise refused("tools", f"tools: {most[1]} functions have the name {most[0]!r}.")
+    if request.tool_choice != "required":
+        return
+    if not counts:
+        raise refused("tool_choice", "tool_choice: there are no tools to call.")
+    if request.tool_name is not None and request.tool_name not in counts:
+        text = f"tool_choice: there is no function {request.tool_name!r:.100} in tools."
+        raise refused("tool_choice", text)
+
+
+def read_messages_body(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a body of Anthropic's ``/messages`` as one of ``/chat/completions``.
+
+    Values that are malformed are kept, and refused by `parse_request`.
+    """
+    read = dict(body)
+    if isinstance(messages := body.get("messages"), list):
+        read["messages"] = list(itertools.chain.from_iterable(map(_split_message, messages)))
+        if system := read.pop("system", None):
+            read["messages"].insert(0, {"role": "system", "content": system})
+    if isinstance(tools := body.get("tools"), list):
+        read["tools"] = [_read_tool(tool) for tool in tools]
+    if isinstance(choice := body.get("tool_choice"), dict):
+        kind = choice.get("type")
+        named = {"type": "function", "name": choice.get("name")}
+        read["tool_choice"] = named if kind == "tool" else _MESSAGES_CHOICES.get(str(kind), kind)
+        if choice.get("disable_parallel_tool_use"):
+            read["parallel_tool_calls"] = False
+    for name, other in (("stop_sequences", "stop"), ("output_format", "response_format")):
+        if name in body:
+            read[other] = read.pop(name)
+    return read
+
+
+def _read_tool(tool: Any) -> Any:
+    if not isinstance(tool, dict) or tool.get("type", "custom") != "custom":
+        return tool
+    return {"type": "function", "function": {**tool, "parameters": tool.get("input_schema")}}
+
+
+def _split_message(message: Any) -> list[Any]:
+    """Return a message with blocks as messages with text, calls and results."""
+    content = message.get("content") if isinstance(message, dict) else None
+    if not isinstance(content, list):
+        return [message]
+    if message.get("role") == "assistant":
+        calls = [_read_call(block) for block in content if _kind(block) == "tool_use"]
+        rest = [block for block in content if _kind(block) != "tool_use"]
+        return [{"role": "assistant", "content": rest, "tool_calls": calls}]
+    messages: list[Any] = []
+    for is_result, blocks in itertools.groupby(content, lambda b: _kind(b) == "tool_result"):
+        if is_result:
+            messages += [
+                {"role": "tool", "content": b.get("content"), "tool_call_id": b.get("tool_use_id")}
+                for b in blocks
+            ]
+        else:
+            messages.append({**message, "content": list(blocks)})
+    return messages or [{**message, "content": ""}]
+
+
+def _read_call(block: Mapping[str, Any]) -> dict[str, Any]:
+    return {**block, "arguments": json.dumps(block.get("input", {}))}
 
 
 def read_tools(
@@ -225,140 +355,3 @@ def read_tools(
     schemas = "\n".join(json.dumps(tool.schema, ensure_ascii=False) for tool in tools.values())
     prompt = (prompt + HERMES_TOOLS_TEXT.format(schemas=schemas)).strip()
     return tools, None, [ApiMessage(role="system", content=prompt), *messages]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
-    """A sampled turn."""
-
-    transition: Transition
-    """The turn as a step, whose reward is the sum of its reward terms at the end."""
-    tools: Schemas
-    """The tools that the chat template was given."""
-    message: ApiMessage
-    """The reply that the program received."""
-    text: str
-    """Its text in later states: the action, or the part before the text that stopped it."""
-    reply_id: str
-
-    @property
-    def finish_reason(self) -> str:
-        """Why sampling ended: ``stop`` or ``length``."""
-        return str(self.transition.info["finish_reason"])
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the model ended it, so that a state can begin with its tokens."""
-        return self.finish_reason == "stop" and self.text == self.transition.action
-
-
-@dataclass(frozen=True, slots=True)
-class TurnEnd:
-    """The limits of one turn, besides those of the policy."""
-
-    decode: Callable[[Sequence[int]], str | None]
-    """Decodes sampled tokens; returns None where the policy knows no tokens."""
-    max_tokens: int
-    stops: Sequence[str]
-    """Texts that end it."""
-
-    def __call__(self, token_ids: Sequence[int]) -> bool:
-        """Return whether the turn ends after these tokens."""
-        if len(token_ids) >= self.max_tokens or not self.stops:
-            return len(token_ids) >= self.max_tokens
-        width = max(len(stop.encode("utf-8", "replace")) for stop in self.stops) + _EXTRA_TOKENS
-        return self._has_stop(token_ids[-width:])
-
-    def cut(self, generation: Generation, max_tokens: int) -> tuple[Generation, str]:
-        """Cut a turn at its end; return its tokens up to there, and its text without the stop."""
-        ids = generation.completion_ids
-        num_tokens = min(len(ids), max_tokens, self.max_tokens)
-        if self.stops and self._has_stop(ids[:num_tokens]):
-            lengths = range(1, num_tokens)
-            num_tokens = 1 + bisect.bisect(lengths, False, key=lambda n: self._has_stop(ids[:n]))
-        if num_tokens < len(ids):
-            generation = replace(
-                generation,
-                completion_ids=ids[:num_tokens],
-                logprobs=generation.logprobs[:num_tokens],
-                text=self.decode(ids[:num_tokens]) or "",
-                finish_reason="length",
-            )
-        place = self._find_stop(generation.text)
-        if place is not None:
-            generation = replace(generation, finish_reason="stop")
-        return generation, generation.text[:place]
-
-    def _has_stop(self, token_ids: Sequence[int]) -> bool:
-        return self._find_stop(self.decode(token_ids)) is not None
-
-    def _find_stop(self, text: str | None) -> int | None:
-        """Return where the first stop text begins."""
-        places = [text.find(stop) for stop in self.stops] if text else []
-        return min((place for place in places if place >= 0), default=None)
-
-
-def read_conversation(
-    conversation: Sequence[ApiMessage], turns: Sequence[Turn], tools: Schemas
-) -> tuple[list[Message], Turn | None]:
-    """Return the state of a conversation, and the newest of `turns` with whose tokens it begins.
-
-    `tools` are those that the chat template shows.
-    """
-    messages: list[Message] = []
-    names: dict[str, str] = {}  # of functions, by call id
-    previous: Turn | None = None
-    for message in conversation:
-        if message.role == "tool":
-            if message.call_id not in names:
-                text = f"There is no tool call {message.call_id!r} before its result."
-                raise ApiError(400, text)
-            messages.append(_HERMES.result_message(names[message.call_id], message.content))
-            continue
-        if message.role != "assistant":
-            messages.append({"role": message.role, "content": message.content})
-            continue
-        names |= {call.id: call.name for call in message.calls}
-        sampled = (t for t in reversed(turns) if t.transition.messages == messages)
-        turn = next((t for t in sampled if t.message.meaning == message.meaning), None)
-        if turn:
-            messages = [*turn.transition.messages]  # equal, and shared in memory
-            text = turn.text
-        else:
-            calls = [FunctionCall(name=c.name, arguments=c.arguments) for c in message.calls]
-            text = action_text(message.content, calls, _HERMES)
-        messages.append({"role": "assistant", "content": text})
-        if turn and turn.is_whole and turn.tools == tools and message is not conversation[-1]:
-            previous = turn
-    return messages, previous
-
-
-def read_calls(
-    text: str, tools: Mapping[str, Tool], request: Request, prefix: str
-) -> tuple[str, list[ApiCall], dict[str, Any] | None]:
-    """Return a turn's content, its calls with ids that begin with `prefix`, and the parsed action.
-
-    A turn with a mistake (bad JSON, an unknown function, an answer besides a call, a second call
-    that is not allowed) has no calls; its content is its whole text.
-    """
-    if not tools or request.tool_choice == "none":
-        return text, [], None
-    try:
-        action = _HERMES.parse(text, tools)
-    except Exception as error:  # noqa: BLE001 - schemas are foreign and may be malformed
-        return text, [], {"kind": "invalid", "error": "unreadable", "message": str(error)}
-    parsed, info = action.each_call, action.as_info()
-    has_too_many = len(parsed) > 1 and not request.parallel_tool_calls
-    if not parsed or not action.is_faultless or has_too_many:
-        return text, [], info
-    calls = [
-        ApiCall(id=f"{prefix}_{i}", name=each.name or "", arguments=_as_json(each.arguments or {}))
-        for i, each in enumerate(parsed)
-    ]
-    return text.partition("<tool_call>")[0].strip(), calls, info
-
-
-def _as_json(arguments: Mapping[str, Any]) -> str:
-    """Write arguments; escaped where a client could not send them back otherwise."""
-    written = json.dumps(dict(arguments), ensure_ascii=False)
-    return written if clean(written) == written else json.dumps(dict(arguments))

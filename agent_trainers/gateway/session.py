@@ -1,5 +1,6 @@
 """A session: one episode of a program, from its calls to a trajectory."""
 
+import asyncio
 import math
 import secrets
 import threading
@@ -16,12 +17,10 @@ from agent_trainers.gateway.requests import (
     ApiError,
     ApiMessage,
     Request,
-    Turn,
-    TurnEnd,
-    read_calls,
-    read_conversation,
     read_tools,
+    refused,
 )
+from agent_trainers.gateway.turns import Turn, TurnEnd, read_calls, read_conversation
 from agent_trainers.policies.control_tokens import clean
 from agent_trainers.policies.policy import Generation, GenerationRequest, Usage
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
@@ -90,6 +89,7 @@ class Session:
         self._turns: list[Turn] = []  # in the order in which they ended
         self._usage, self._generate_seconds = Usage(), 0.0
         self._tokens_left = limits.max_tokens  # besides one for each running turn
+        self._encoding = asyncio.Lock()
         self._free_keys: list[int] = []  # the newest last
         self._busy_keys: set[int] = set()
         self._num_calls = 0
@@ -183,9 +183,12 @@ class Session:
             previous=previous.transition if previous else None,
             rng=rng,
             is_over=end,
+            guide=request.guide,
         )
         started, turn = time.perf_counter(), None
         try:
+            async with self._encoding:  # one at a time, so that a session delays itself only
+                sampling = await asyncio.to_thread(self._encode, sampling)
             generation = await generate(key, sampling)
             with self._lock:
                 self._generate_seconds += time.perf_counter() - started
@@ -199,6 +202,24 @@ class Session:
                 if turn is None:
                     self._tokens_left += 1
                     self._gateway.drop(key)  # not reused: its turn may still arrive
+
+    def _encode(self, request: GenerationRequest) -> GenerationRequest:
+        """Return a request with the tokens of its state."""
+        policy = self._gateway.policy
+        if request.guide is not None:
+            try:
+                policy.check_guide(request.guide)
+            except AgentEnvsError as error:
+                is_call = request.guide["format"]["type"] == "tags_with_separator"
+                name = "tool_choice" if is_call else "response_format"
+                raise refused(name, f"{name}: {error}") from None
+        try:
+            prompt_ids = policy.encode(request)
+        except Exception as error:  # noqa: BLE001 - a template may refuse a program's messages
+            raise ApiError(400, f"The messages cannot be rendered: {error}") from None
+        if prompt_ids is None:
+            raise _overflow()
+        return replace(request, prompt_ids=prompt_ids or None)
 
     def record_error(self, error: ApiError) -> None:
         """Record why a call failed: the episode's stop reason if no later call succeeds."""
@@ -236,8 +257,7 @@ class Session:
     ) -> Turn:
         self._check_open()
         if generation.finish_reason == "overflow":
-            text = "The messages do not fit into the model's context. Send fewer, or shorter."
-            raise ApiError(400, text, StopReason.CONTEXT_OVERFLOW)
+            raise _overflow()
         self._usage += generation.spent
         kept = min(generation.spent.completion_tokens, 1 + self._tokens_left)
         self._tokens_left -= kept - 1
@@ -308,3 +328,8 @@ class Session:
             usage=asdict(self._usage),
             final_prompt_ids=final_prompt_ids,
         )
+
+
+def _overflow() -> ApiError:
+    text = "The messages do not fit into the model's context. Send fewer, or shorter."
+    return ApiError(400, text, StopReason.CONTEXT_OVERFLOW)

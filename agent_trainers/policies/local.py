@@ -1,6 +1,7 @@
 """Policies that sample tokens: a chat template in front of a function that completes prompts."""
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ from agent_envs.core.messages import Message
 from agent_envs.errors import ConfigurationError
 from agent_trainers.batching.probe import supports
 from agent_trainers.batching.shared_prefix import original_context
+from agent_trainers.policies.guided import Guide, Guides
 from agent_trainers.policies.models import check_model, load_model, load_tokenizer
 from agent_trainers.policies.policy import (
     Generation,
@@ -31,7 +33,10 @@ from agent_trainers.policies.slots import SlotStream, can_serve
 from agent_trainers.recipes import find_turn_length
 
 _TINY_VOCABULARY: Final = 1000
-Complete = Callable[[list[list[int]], list[np.random.Generator]], list[Completion]]
+Complete = Callable[
+    [list[list[int]], list[np.random.Generator], list[Mapping[str, Any] | None]], list[Completion]
+]
+"""Samples a completion for each prompt, with its generator and the structural tag to follow."""
 
 
 class TokenPolicy(Policy):
@@ -46,17 +51,20 @@ class TokenPolicy(Policy):
         max_prompt_tokens: int,
         slot_model: Callable[[], AbstractContextManager[Any]] | None = None,
         max_slots: int = 2**31,
+        guides: Guides | None = None,
     ) -> None:
         """Combine a renderer and a function that samples one completion per prompt.
 
         `complete` is called once per `generate`, even without prompts, so that collective backends
         stay in step. States longer than `max_prompt_tokens` are an ``overflow``. Rollouts sample in
-        at most `max_slots` slots of the model in the context `slot_model`, if there is one.
+        at most `max_slots` slots of the model in the context `slot_model`, if there is one. Without
+        `guides`, turns cannot follow a structural tag.
         """
         self.sampling = settings.distribution
         self._renderer, self._complete, self.settings = renderer, complete, settings
         self._max_prompt_tokens = max_prompt_tokens
         self._slot_model, self.max_slots = slot_model, max_slots
+        self._guides = guides
 
     def open_stream(self) -> GenerationStream:
         if self._slot_model is None:
@@ -65,7 +73,8 @@ class TokenPolicy(Policy):
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         prompts = {i: ids for i, r in enumerate(requests) if (ids := self.encode(r)) is not None}
-        completions = self._complete([*prompts.values()], [requests[i].rng for i in prompts])
+        rngs, guides = [requests[i].rng for i in prompts], [requests[i].guide for i in prompts]
+        completions = self._complete([*prompts.values()], rngs, guides)
         sampled = dict(zip(prompts, completions, strict=True))
         return [self.generation(prompts.get(i, []), sampled.get(i)) for i in range(len(requests))]
 
@@ -73,8 +82,23 @@ class TokenPolicy(Policy):
         return self._renderer.count_tokens(messages, tools)
 
     def encode(self, request: GenerationRequest) -> list[int] | None:
+        if request.prompt_ids is not None:
+            return request.prompt_ids
+        num_chars = sum(len(message["content"]) for message in request.messages)
+        num_chars += len(str(request.tools or ""))
+        if num_chars > self._max_prompt_tokens * self._renderer.longest_token:
+            return None  # without encoding it, which could take minutes
         ids = self._renderer.prompt_ids(request.messages, request.tools, request.previous)
         return ids if len(ids) <= self._max_prompt_tokens else None
+
+    def check_guide(self, guide: Mapping[str, Any]) -> None:
+        if self._guides is None:
+            super().check_guide(guide)
+        self.start_guide(guide)
+
+    def start_guide(self, guide: Mapping[str, Any] | None) -> Guide | None:
+        """Return the guide of a new turn."""
+        return self._guides.start(guide) if self._guides and guide else None
 
     def decode(self, completion_ids: Sequence[int]) -> str:
         return self._renderer.decode(completion_ids)
@@ -116,7 +140,7 @@ def transformers_policy(
         sampling: Further fields of `SamplingSettings`.
     """
     model.eval()
-    is_tiny = model.config.get_text_config().vocab_size < _TINY_VOCABULARY
+    is_tiny = vocabulary_size(model) < _TINY_VOCABULARY
     if not is_tiny and torch.accelerator.is_available():
         model.to(torch.accelerator.current_accelerator())
     settings = SamplingSettings(
@@ -126,11 +150,18 @@ def transformers_policy(
         **sampling,
     )
 
-    def complete(prompts: list[list[int]], rngs: list[np.random.Generator]) -> list[Completion]:
+    guides = Guides(tokenizer, vocabulary_size(model), settings.eos_token_ids)
+
+    def complete(
+        prompts: list[list[int]],
+        rngs: list[np.random.Generator],
+        tags: list[Mapping[str, Any] | None],
+    ) -> list[Completion]:
         completions: list[Completion] = []
         for i in range(0, len(prompts), max_batch_size):
             j = i + max_batch_size
-            completions += sample(model, prompts[i:j], rngs[i:j], settings)
+            started = [guides.start(tag) if tag else None for tag in tags[i:j]]
+            completions += sample(model, prompts[i:j], rngs[i:j], settings, started)
         return completions
 
     return TokenPolicy(
@@ -140,6 +171,7 @@ def transformers_policy(
         max_prompt_tokens=context_length(model) - settings.max_new_tokens,
         slot_model=(lambda: nullcontext(model)) if has_slots_for(model, settings) else None,
         max_slots=max_batch_size,
+        guides=guides,
     )
 
 
@@ -207,7 +239,7 @@ class VLLMServerPolicy(TokenPolicy):
         }
         super().__init__(
             renderer,
-            lambda prompts, rngs: list(map(self._complete_one, prompts, rngs)),
+            lambda *batch: list(map(self._complete_one, *batch)),
             settings,
             max_prompt_tokens=int(max_model_length) - settings.max_new_tokens,
         )
@@ -215,9 +247,18 @@ class VLLMServerPolicy(TokenPolicy):
     def close(self) -> None:
         self._client.api.close()
 
-    def _complete_one(self, prompt: list[int], rng: np.random.Generator) -> Completion:
-        create, seed = self._client.api.completions.create, int(rng.integers(2**31))
-        reply: Any = self._client.call(create, prompt=prompt, seed=seed, **self._body)
+    def check_guide(self, guide: Mapping[str, Any]) -> None:
+        """Accept every structural tag: the server reads them."""
+
+    def _complete_one(
+        self, prompt: list[int], rng: np.random.Generator, guide: Mapping[str, Any] | None
+    ) -> Completion:
+        create, body = self._client.api.completions.create, dict(self._body)
+        if guide is not None:
+            outputs = {"structural_tag": json.dumps(guide)}
+            body["extra_body"] = {**body["extra_body"], "structured_outputs": outputs}
+        seed = int(rng.integers(2**31))
+        reply: Any = self._client.call(create, prompt=prompt, seed=seed, **body)
         choice = reply.choices[0]
         logprobs = np.array(choice.logprobs.token_logprobs, np.float32)
         return Completion(token_ids=choice.model_extra["token_ids"], logprobs=logprobs)
@@ -239,6 +280,11 @@ def eos_ids(declared: int | list[int] | None, tokenizer: Any) -> tuple[int, ...]
     """Return the tokens that end a turn: the tokenizer's and those the model declares."""
     ids = [declared] if isinstance(declared, int) else list(declared or ())
     return tuple(dict.fromkeys([tokenizer.eos_token_id, *ids]))
+
+
+def vocabulary_size(model: Any) -> int:
+    """Return the number of tokens for which a model has logits."""
+    return int(model.config.get_text_config().vocab_size)
 
 
 def context_length(model: Any) -> int:

@@ -38,6 +38,11 @@ class GenerationRequest:
     is_over: Callable[[Sequence[int]], bool] | None = None
     """Whether the turn ends after the tokens sampled so far, in addition to the policy's own ends.
     A policy may ignore it; the caller truncates the turn."""
+    prompt_ids: list[int] | None = None
+    """Tokens of the state by `Policy.encode`; None to encode it when it is sampled."""
+    guide: Mapping[str, Any] | None = None
+    """Structural tag (of xgrammar and vLLM) that the turn follows, checked by
+    `Policy.check_guide`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,8 +204,15 @@ class Policy(ABC):
         return estimate_tokens(messages)
 
     def encode(self, request: GenerationRequest) -> list[int] | None:
-        """Return the tokens of a state: empty if only a server knows them, None if too long."""
+        """Return the tokens of a state: empty if only a server knows them, None if too long.
+
+        Several threads may call it at once.
+        """
         return []
+
+    def check_guide(self, guide: Mapping[str, Any]) -> None:
+        """Raise a `ConfigurationError` if the policy cannot follow a structural tag."""
+        raise ConfigurationError("the policy does not support guided decoding.")
 
     def decode(self, completion_ids: Sequence[int]) -> str | None:
         """Return sampled tokens as text; None if only a server knows the tokens."""
@@ -273,6 +285,9 @@ class PolicyWrapper(Policy):
 
     def encode(self, request: GenerationRequest) -> list[int] | None:
         return self.policy.encode(request)
+
+    def check_guide(self, guide: Mapping[str, Any]) -> None:
+        self.policy.check_guide(guide)
 
     def decode(self, completion_ids: Sequence[int]) -> str | None:
         return self.policy.decode(completion_ids)

@@ -171,6 +171,11 @@ class ChatRenderer:
         return "".join((before + turn + after).split()) == "".join(whole.split())
 
     @functools.cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token; a text of `n` tokens has no more than `n` times that."""
+        return max(map(len, self.tokenizer.get_vocab()))
+
+    @functools.cached_property
     def _keeps_turns(self) -> bool:
         """Whether the template renders every turn unchanged.
 

@@ -4,9 +4,9 @@ A token is drawn by inverting the cumulative distribution at one uniform number 
 episode samples depends neither on the other episodes of its batch nor on the number of processes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,11 @@ from transformers import (
 )
 
 from agent_trainers.batching.probe import Probe, without_router_loss
+from agent_trainers.policies.guided import Guide
+
+Warper = Callable[[Any, torch.Tensor], torch.Tensor]
+"""A function of input ids, which ours ignore, and scores (B, V)."""
+_LEAST_LOGPROB: Final = -1e4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,38 +90,65 @@ class SeededSampling(LogitsProcessor):  # type: ignore[misc]
     Must be the last processor. Relies on ``generate`` calling the processors once per new token.
     """
 
-    def __init__(self, uniforms: torch.Tensor | None) -> None:
-        """Draw at `uniforms`, shape (B, T) in [0, 1), or greedily if None."""
-        self._uniforms = uniforms
+    def __init__(
+        self,
+        uniforms: torch.Tensor | None,
+        warpers: Sequence[Warper] = (),
+        guides: Sequence[Guide | None] = (),
+    ) -> None:
+        """Draw at `uniforms`, shape (B, T) in [0, 1), or greedily if None; else see `draw`."""
+        self._uniforms, self._warpers, self._guides = uniforms, warpers, guides
         self.logprobs: list[torch.Tensor] = []  # one (B,) per new token
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Return scores (B, V) that are finite at the drawn token only."""
         points = None if self._uniforms is None else self._uniforms[:, len(self.logprobs)]
-        tokens, logprobs = draw(scores, points)
+        tokens, logprobs = draw(scores, points, self._warpers, self._guides)
         self.logprobs.append(logprobs)
         return torch.full_like(scores, -torch.inf).scatter_(-1, tokens[:, None], 0.0)
 
 
-def draw(scores: torch.Tensor, points: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+def draw(
+    scores: torch.Tensor,
+    points: torch.Tensor | None,
+    warpers: Sequence[Warper] = (),
+    guides: Sequence[Guide | None] = (),
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw a token for each row by inverting the cumulative distribution.
 
     Args:
         scores: Logits, (B, V).
         points: Uniform numbers, (B,) in [0, 1), double; None for the most likely token.
+        warpers: Change the distribution.
+        guides: Restrict the tokens of each row, and advance by the drawn ones.
 
     Returns:
-        Tokens (B,), int64, and their log-probabilities (B,), double.
+        Tokens (B,), int64, and their log-probabilities (B,), double, as if there were no guides:
+        those that a trainer computes again.
     """
-    logprobs = scores.double().log_softmax(dim=-1)
+    logprobs = drawn = _log_softmax(scores, warpers)
+    if any(guides):
+        everything = torch.ones(scores.size(-1), dtype=torch.bool)
+        allowed = torch.stack([guide.allowed() if guide else everything for guide in guides])
+        drawn = _log_softmax(scores.masked_fill(~allowed.to(scores.device), -torch.inf), warpers)
+        logprobs = logprobs.clamp(min=_LEAST_LOGPROB)  # a warper may drop the only allowed token
     if points is None:
-        tokens = scores.argmax(dim=-1, keepdim=True)
+        tokens = drawn.argmax(dim=-1, keepdim=True)
     else:
         # double: float32 sums over a large vocabulary would favour its first tokens
-        cumulative = logprobs.exp().cumsum(dim=-1)
+        cumulative = drawn.exp().cumsum(dim=-1)
         tokens = torch.searchsorted(cumulative, points[:, None] * cumulative[:, -1:], right=True)
         tokens.clamp_(max=scores.size(-1) - 1)
+    for row, guide in enumerate(guides):
+        if guide:
+            guide.accept(int(tokens[row]))
     return tokens.squeeze(-1), logprobs.gather(-1, tokens).squeeze(-1)
+
+
+def _log_softmax(scores: torch.Tensor, warpers: Sequence[Warper]) -> torch.Tensor:
+    for warper in warpers:
+        scores = warper(None, scores)
+    return scores.double().log_softmax(dim=-1)
 
 
 @torch.no_grad()
@@ -125,8 +157,12 @@ def sample(
     prompts: Sequence[Sequence[int]],
     rngs: Sequence[np.random.Generator],
     settings: SamplingSettings,
+    guides: Sequence[Guide | None] = (),
 ) -> list[Completion]:
-    """Sample one completion per prompt, from `max_new_tokens` numbers of each of `rngs`."""
+    """Sample one completion per prompt, from `max_new_tokens` numbers of each of `rngs`.
+
+    `guides` are empty, or one per prompt.
+    """
     if not prompts:
         return []
     rows = [torch.tensor(prompt) for prompt in prompts]
@@ -136,7 +172,7 @@ def sample(
     if settings.temperature > 0:
         draws = np.stack([rng.random(settings.max_new_tokens) for rng in rngs])
         uniforms = torch.from_numpy(draws).to(model.device)
-    sampling = SeededSampling(uniforms)
+    sampling = SeededSampling(uniforms, settings.warpers(), guides)
     config = GenerationConfig(
         max_new_tokens=settings.max_new_tokens,
         eos_token_id=list(settings.eos_token_ids),
@@ -152,7 +188,7 @@ def sample(
         output = model.generate(
             input_ids=input_ids.to(model.device),
             attention_mask=attention_mask.to(model.device),
-            logits_processor=LogitsProcessorList([*settings.warpers(), sampling]),
+            logits_processor=LogitsProcessorList([sampling]),
             **without_router_loss(model),
         )
     finally:

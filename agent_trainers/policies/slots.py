@@ -17,6 +17,7 @@ from torch.nn.functional import pad
 from agent_trainers.batching.micro_batch import pack
 from agent_trainers.batching.probe import Probe, supports, without_router_loss
 from agent_trainers.batching.shared_prefix import has_plain_attention
+from agent_trainers.policies.guided import Guide
 from agent_trainers.policies.policy import GenerationRequest, GenerationStream, StreamedResult
 from agent_trainers.policies.sampling import Completion, SamplingSettings, draw
 
@@ -166,6 +167,7 @@ class _Turn:
     num_stored: int
     """Prompt tokens whose keys and values are in the slot."""
     is_over: Callable[[Sequence[int]], bool] | None = None
+    guide: Guide | None = None
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
@@ -246,8 +248,9 @@ class SlotStream(GenerationStream):
             pairs = enumerate(zip(tokens, prompt, strict=False))
             known = next((i for i, (a, b) in pairs if a != b), min(len(tokens), len(prompt)))
             self._stored[key] = (slot, prompt)
+            guide = self._policy.start_guide(request.guide)
             self._prefilling[key] = _Turn(
-                slot, prompt, uniforms, min(known, len(prompt) - 1), request.is_over
+                slot, prompt, uniforms, min(known, len(prompt) - 1), request.is_over, guide
             )
         return ready
 
@@ -298,13 +301,12 @@ class SlotStream(GenerationStream):
         if len(starts) > len(slots):
             logits = logits[slots]
         scores = logits[:, -1].float()  # (B, V)
-        for warper in self._settings.warpers():
-            scores = warper(None, scores)
         points = None
         if self._settings.temperature > 0:
             numbers = [t.uniforms[len(t.token_ids)] for t in turns if t.uniforms is not None]
             points = torch.tensor(numbers, dtype=torch.float64, device=scores.device)
-        drawn, logprobs = draw(scores, points)
+        guides = [turn.guide for turn in turns]
+        drawn, logprobs = draw(scores, points, self._settings.warpers(), guides)
         for turn, token, logprob in zip(turns, drawn.tolist(), logprobs.tolist(), strict=True):
             turn.token_ids.append(token)
             turn.logprobs.append(logprob)

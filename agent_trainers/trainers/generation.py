@@ -3,7 +3,7 @@
 transformers generates in slots if model and settings allow it, else batch by batch.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,7 +12,13 @@ from trl.models import unwrap_model_for_generation
 
 from agent_envs.errors import ConfigurationError
 from agent_trainers.batching.probe import without_dropout
-from agent_trainers.policies.local import TokenPolicy, context_length, has_slots_for
+from agent_trainers.policies.guided import Guides
+from agent_trainers.policies.local import (
+    TokenPolicy,
+    context_length,
+    has_slots_for,
+    vocabulary_size,
+)
 from agent_trainers.policies.policy import Schemas
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.policies.sampling import Completion, SamplingSettings, sample
@@ -40,6 +46,10 @@ class TrainerGenerator:
         )
         self.max_drift = None if self.settings.is_truncated else args.max_logprob_drift
         """Largest accepted drift of log-probabilities; None where it is not comparable."""
+        self._guides: Guides | None = None
+        if not args.use_vllm:  # TRL's vLLM knows one form for all prompts
+            size, ends = vocabulary_size(self.model), self.settings.eos_token_ids
+            self._guides = Guides(self.tokenizer, size, ends)
 
     @property
     def is_collective(self) -> bool:
@@ -69,6 +79,7 @@ class TrainerGenerator:
             self.settings,
             max_prompt_tokens=min(max_prompt_tokens, args.max_prompt_length or max_prompt_tokens),
             slot_model=self._model_context if has_slots else None,
+            guides=self._guides,
         )
 
     @contextmanager
@@ -89,7 +100,10 @@ class TrainerGenerator:
             yield model
 
     def _complete(
-        self, prompts: list[list[int]], rngs: list[np.random.Generator]
+        self,
+        prompts: list[list[int]],
+        rngs: list[np.random.Generator],
+        tags: Sequence[Mapping[str, Any] | None] = (),
     ) -> list[Completion]:
         """Sample one completion per prompt with TRL's backend."""
         if not prompts and not self._shares_vllm:
@@ -98,8 +112,9 @@ class TrainerGenerator:
             return unused[:0]
         if self._args.use_vllm:
             return self._complete_with_vllm(prompts)
+        guides = [self._guides.start(tag) if self._guides and tag else None for tag in tags]
         with self._model_context() as model:
-            return sample(model, prompts, rngs, self.settings)
+            return sample(model, prompts, rngs, self.settings, guides)
 
     @property
     def _shares_vllm(self) -> bool:

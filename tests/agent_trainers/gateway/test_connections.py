@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from agent_trainers.gateway.application import default_limit
+from agent_envs.remote.http_server import default_limit
 
 LIMIT = 8
 

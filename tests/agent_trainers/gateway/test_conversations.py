@@ -9,7 +9,8 @@ import openai
 import pytest
 
 from agent_trainers.batching.rows import make_rows
-from agent_trainers.gateway.requests import ApiCall, ApiMessage, read_conversation
+from agent_trainers.gateway.requests import ApiCall, ApiMessage
+from agent_trainers.gateway.turns import read_conversation
 from tests.agent_trainers.gateway.programs import as_it_came, client_of
 
 QUESTION = {"role": "user", "content": "what is the employer of the star of amber island ?"}

@@ -10,7 +10,7 @@ import pytest
 
 from agent_trainers import Gateway
 from agent_trainers.gateway import SessionLimits
-from agent_trainers.gateway.requests import TurnEnd
+from agent_trainers.gateway.turns import TurnEnd
 from agent_trainers.policies import Generation
 from agent_trainers.policies.local import transformers_policy
 from agent_trainers.policies.policy import ScriptedPolicy
@@ -33,8 +33,20 @@ def reply_with(text):
 REFUSED = [
     ({"temperature": 0.3}, "temperature can only be 1.0; the request asks for 0.3"),
     ({"top_p": 0.5}, "top_p can only be 1"),
-    ({"tool_choice": "required", "tools": [TOOL]}, "tool_choice: .*'auto' or 'none'"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"temperature": 0.3}, "--ignored_parameters temperature ignores it"),
+    ({"tool_choice": "required", "tools": [TOOL]}, "tool_choice: guided decoding needs"),
+    ({"tool_choice": {"type": "function", "function": {"name": "add"}}, "tools": [TOOL]},
+     "tool_choice: guided decoding needs"),
+    ({"tool_choice": {"type": "function", "function": {"name": "drop"}}, "tools": [TOOL]},
+     r"tool_choice: there is no function 'drop'"),
+    ({"tool_choice": "required"}, "tool_choice: there are no tools"),
+    ({"tool_choice": {"type": "allowed_tools"}, "tools": [TOOL]}, "tool_choice: Input should be"),
+    ({"tools": [TOOL, TOOL]}, "tools: 2 functions have the name 'add'"),
+    ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens and max_completion_tokens differ"),
+    ({"response_format": {"type": "json_object"}}, "response_format: guided decoding needs"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}},
+     "response_format: guided decoding needs"),
+    ({"response_format": {"type": "grammar"}}, "response_format: its type can only be"),
     ({"logit_bias": {"1": 5}}, "logit_bias"),
     ({"frequency_penalty": 0.5}, "frequency_penalty"),
     ({"logprobs": True}, "logprobs"),
@@ -44,7 +56,8 @@ REFUSED = [
     ({"tools": [{"type": "web_search"}]}, r"tools\.0"),
     ({"messages": []}, "messages: List should have at least 1 item"),
     ({"messages": [{"role": "boss", "content": "x"}]}, r"messages\.0"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+     r"messages\.0\.content: holds a part of type 'image_url'; the policy reads text only\."),
     ({"messages": [{"role": "user", "content": 7}]}, r"messages\.0\.content"),
     ({"messages": [*USER, {"role": "assistant", "function_call": {"name": "add"}}]},
      "messages.1.function_call"),
