@@ -1,6 +1,6 @@
 """Loss weights and credit of the tokens of rows, and values of tokens sorted by step."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
 from typing import Any, Final
 
@@ -70,21 +70,25 @@ def spread_over_tokens(
     Args:
         rows: All rows of each episode, in order.
         masks: Which tokens of each row have values, each (T,).
-        values: For each episode one value per step, (S,), or one per token in `masks`, (N,).
+        values: For each episode one value per step, (S,), or one per token in `masks`, (N,), in the
+            order of the steps; rows of agents that alternate have another.
         num_steps: Steps of each episode.
     """
-    num_tokens: Counter[int] = Counter()
+    steps: dict[int, list[int]] = defaultdict(list)  # of the tokens of each episode
     starts = []
     for row, mask in zip(rows, masks, strict=True):
-        starts.append(num_tokens[row.episode])
-        num_tokens[row.episode] += int(mask.sum())
-    for episode, count in num_tokens.items():
+        starts.append(len(steps[row.episode]))
+        steps[row.episode] += np.array(row.steps)[mask].tolist()
+    for episode, count in ((episode, len(each)) for episode, each in steps.items()):
         if len(values[episode]) not in (num_steps[episode], count):
             raise ConfigurationError(
                 f"The advantage estimator returned {len(values[episode])} numbers for an episode "
                 f"of {num_steps[episode]} steps and {count} tokens. Return one per step, or one "
                 "per token."
             )
+    places = {  # of each token in the order of the steps
+        episode: np.argsort(np.argsort(each, kind="stable")) for episode, each in steps.items()
+    }
     spread: list[Floats] = []
     for row, mask, start in zip(rows, masks, starts, strict=True):
         own = values[row.episode]
@@ -92,7 +96,7 @@ def spread_over_tokens(
             spread.append(own[row.steps])
         else:
             spread.append(np.zeros(len(mask), np.float32))
-            spread[-1][mask] = own[start : start + mask.sum()]
+            spread[-1][mask] = own[places[row.episode][start : start + mask.sum()]]
     return spread
 
 

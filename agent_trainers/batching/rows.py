@@ -1,8 +1,8 @@
 """Rows: training sequences made of transitions, with steps that extend each other merged.
 
-A row is a prompt and a completion. If the state of a step begins with the whole row so far (state
-and action of the step before, token by token), the step joins that row, and the observation in
-between becomes part of the completion. Merging does not change the gradient, because attention is
+A row is a prompt and a completion. If the state of a step begins with a whole row so far (state and
+action of an earlier step, token by token), the step joins that row, and the observation in between
+becomes part of the completion; among several rows, it joins the longest. Merging does not change the gradient, because attention is
 causal and the loss weighs tokens, steps or trajectories, not rows.
 """
 
@@ -36,10 +36,14 @@ class Row:
     fork_reason: str | None = None
     """Why the row begins in the middle of its trajectory; None at its beginning."""
 
+    @property
+    def num_tokens(self) -> int:
+        """Length of the sequence so far."""
+        return len(self.prompt_ids) + len(self.completion_ids)
+
     def is_extended_by(self, transition: Transition) -> bool:
         """Return whether the state of `transition` begins with the whole of this row."""
-        whole = self.prompt_ids + self.completion_ids
-        return transition.prompt_ids[: len(whole)] == whole
+        return transition.prompt_ids[: self.num_tokens] == self.prompt_ids + self.completion_ids
 
     def labels(self) -> list[int]:
         """Return the labels of prompt and completion; -100 where not trained."""
@@ -53,9 +57,9 @@ class Row:
     ) -> None:
         """Append a step whose state begins with the whole of this row."""
         action = transition.completion_ids
-        between = transition.prompt_ids[len(self.prompt_ids) + len(self.completion_ids) :]
+        between = transition.prompt_ids[self.num_tokens :]
         self.completion_ids += [*between, *action]
-        self.steps += [step - 1] * len(between) + [step] * len(action)
+        self.steps += self.steps[-1:] * len(between) + [step] * len(action)
         self.is_action += [False] * len(between) + [True] * len(action)
         self.is_trained += [train_between] * len(between) + [is_trained] * len(action)
         self.logprobs += [0.0] * len(between) + transition.logprobs.tolist()
@@ -82,17 +86,19 @@ def make_rows(
     for step, transition in enumerate(trajectory.transitions):
         if transition.is_frozen or step < trajectory.start:
             continue
-        if not (merge and rows and rows[-1].is_extended_by(transition)):
-            rows.append(Row(episode, list(transition.prompt_ids)))
+        extended = [row for row in rows if merge and row.is_extended_by(transition)]
+        row = max(extended, key=lambda each: each.num_tokens, default=None)
+        if row is None:
+            rows.append(row := Row(episode, list(transition.prompt_ids)))
             if step > trajectory.start:
                 context = trajectory.transitions[step - 1].info.get("context", {})
-                rows[-1].fork_reason = context.get("reason") or CHANGED
+                row.fork_reason = context.get("reason") or CHANGED
         # In a rollout only the last turn can be cut off; a program may continue after one.
         is_cut = transition.info.get("finish_reason") == "length" or (
             transition is trajectory.transitions[-1]
             and trajectory.stop_reason is StopReason.TOKEN_LIMIT
         )
-        rows[-1].append(
+        row.append(
             transition,
             step,
             is_trained=train_truncated or not is_cut,
