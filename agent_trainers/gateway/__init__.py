@@ -1,4 +1,4 @@
-"""The gateway: an OpenAI-compatible API in front of a policy, which records programs' episodes.
+"""The gateway: OpenAI's and Anthropic's APIs in front of a policy, which records episodes.
 
 A session is one episode, and a call to its URL is one transition with the sampled tokens.
 """

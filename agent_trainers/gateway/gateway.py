@@ -1,4 +1,4 @@
-"""`Gateway`: OpenAI's API on loopback, served by a policy."""
+"""`Gateway`: OpenAI's and Anthropic's APIs on loopback, served by a policy."""
 
 import itertools
 import logging
@@ -30,7 +30,7 @@ _Call = tuple[GenerationRequest, Future[Generation]]
 
 
 class Gateway:
-    """A server of OpenAI's API that samples from a policy and records each session as an episode.
+    """An API of a policy, which records each session as an episode; see `dialects`.
 
     ::
 

@@ -92,7 +92,7 @@ class ProgramSession:
     """The endpoint of one episode's model."""
 
     base_url: str
-    """The URL of the endpoint, as OpenAI's clients take it."""
+    """The URL of the endpoint, as OpenAI's and Anthropic's clients take it."""
     key: str
     """The key of this episode."""
     seed: int
@@ -210,6 +210,8 @@ class ProcessRun:
             **variables,
             "OPENAI_BASE_URL": session.base_url,
             "OPENAI_API_KEY": session.key,
+            "ANTHROPIC_BASE_URL": session.base_url,
+            "ANTHROPIC_API_KEY": session.key,
             SEED_VARIABLE: str(session.seed),
         }
         self._stopped = threading.Event()

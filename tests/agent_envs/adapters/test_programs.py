@@ -35,7 +35,7 @@ def run_verifiers(tmp_path, monkeypatch):
     (tmp_path / "agent_r1.py").write_text(verifiers_module(), encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
     taskset = {"id": "agent_r1", "environment": ID, "num_tasks": 2, "seed": 7}
-    return environment_program({"taskset": taskset, "agent": {"runtime": {"type": "subprocess"}}})
+    return environment_program({"taskset": taskset})  # as in libraries.md
 
 
 def test_the_reward_of_a_verifiers_environment_is_its_traces(run_verifiers):

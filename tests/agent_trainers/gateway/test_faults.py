@@ -10,13 +10,14 @@ import threading
 import time
 from urllib.parse import urlsplit
 
+import numpy as np
 import openai
 import pytest
 
 from agent_trainers import Gateway
-from agent_trainers.gateway import SessionLimits
+from agent_trainers.gateway import SessionLimits, application
 from agent_trainers.gateway.session import SessionClosedError
-from agent_trainers.policies.policy import ScriptedPolicy, WaveStream
+from agent_trainers.policies.policy import GenerationRequest, ScriptedPolicy, WaveStream
 from agent_trainers.trajectory import StopReason
 from tests.agent_trainers.gateway.programs import client_of
 
@@ -258,3 +259,76 @@ def test_collective_generation_continues_while_any_process_has_episodes():
         # this process has nothing to do; the others take two rounds
         gateway.generate(lambda: False, lambda is_active: is_active or next(others))
     assert rounds == [0, 0]
+
+
+def test_a_session_that_encodes_a_long_state_delays_no_other(scripted):
+    gate, encodes = threading.Event(), []
+
+    class Slow(ScriptedPolicy):
+        def encode(self, request):
+            if request.messages[-1]["content"] == "long":
+                encodes.append(request)
+                assert gate.wait(60)
+            return super().encode(request)
+
+    with Gateway(Slow(lambda r: "x")) as gateway:
+        slow, other = (gateway.open(task_id=str(i)) for i in range(2))
+        body = json.dumps({"messages": [{"role": "user", "content": "long"}]})
+        with send(slow, body, len(body)), send(slow, body, len(body)):
+            wait_until(lambda: encodes)
+            assert ask(other, timeout=20).choices[0].message.content == "x"
+            assert len(encodes) == 1  # a session encodes one state at a time
+            gate.set()
+            wait_until(lambda: len(slow._turns) == 2)
+
+
+def test_a_state_that_cannot_fit_is_not_encoded(policy, monkeypatch):
+    request = GenerationRequest(
+        episode_id=0, messages=[{"role": "user", "content": "amber " * 100_000}], tools=None,
+        previous=None, rng=np.random.default_rng(0),
+    )  # fmt: skip
+    monkeypatch.setattr(policy._renderer, "prompt_ids", None)
+    assert policy.encode(request) is None
+
+
+def test_a_stream_is_kept_alive_until_its_turn_ends(scripted, monkeypatch):
+    monkeypatch.setattr(application, "HEARTBEAT_SECONDS", 0.05)
+    gate = Gate()
+    session = scripted(gate, max_connections=4).open(task_id="0")
+    body = json.dumps({"messages": USER, "stream": True})
+    with send(session, body, len(body)) as connection:
+        received = b""
+        while received.count(b": the turn has not ended") < 3:
+            received += connection.recv(4096)
+        assert received.startswith(b"HTTP/1.1 200")
+        assert b"data" not in received
+        for _ in range(8):  # the connection is in use, so others are closed
+            send(session, "", 0).close()
+        gate.is_open.set()
+        while b"[DONE]" not in received:
+            received += connection.recv(4096)
+        assert b"at last" in received
+    assert len(session.close(1.0).transitions) == 1
+
+
+def test_a_turn_that_fails_after_a_heartbeat_is_an_event(scripted, monkeypatch):
+    monkeypatch.setattr(application, "HEARTBEAT_SECONDS", 0.05)
+    limits = SessionLimits(call_timeout_seconds=0.3)
+    session = scripted(Gate(), limits=limits).open(task_id="0")
+    with pytest.raises(openai.APIError, match="took longer than"):
+        list(ask(session, stream=True))
+    assert session.close(1.0).stop_reason is StopReason.TIMEOUT
+
+
+def test_garbage_leaves_no_log(scripted, caplog, capfd):
+    session = scripted(lambda r: "x").open(task_id="0")
+    url = urlsplit(session.base_url)
+    for data in (b"\x16\x03\x01", b"GET /\r\n\r\n", b"A: " + b"x" * 99_999):
+        connection = socket.create_connection((url.hostname, url.port), timeout=10)
+        with connection, contextlib.suppress(ConnectionError):
+            connection.sendall(data)
+            connection.shutdown(socket.SHUT_WR)
+            while connection.recv(4096):
+                pass
+    assert ask(session)
+    assert (caplog.text, capfd.readouterr().err) == ("", "")
