@@ -189,16 +189,17 @@ def _message_end(request: Request, turn: Turn) -> _Json:
 
 def _message_events(request: Request, turn: Turn) -> list[_Json]:
     whole = _message_reply(request, turn)
-    unknown = {"content": [], "stop_reason": None, "stop_sequence": None}
+    unknown: _Json = {"content": [], "stop_reason": None, "stop_sequence": None}
     events: list[_Json] = [{"type": "message_start", "message": {**whole, **unknown}}]
     for index, block in enumerate(whole["content"]):
         if block["type"] == "text":
-            empty, delta = {"text": ""}, {"type": "text_delta", "text": block["text"]}
+            empty, delta = {**block, "text": ""}, {"type": "text_delta", "text": block["text"]}
         else:
             written = json.dumps(block["input"])
-            empty, delta = {"input": {}}, {"type": "input_json_delta", "partial_json": written}
+            empty = {**block, "input": {}}
+            delta = {"type": "input_json_delta", "partial_json": written}
         events += [
-            {"type": "content_block_start", "index": index, "content_block": {**block, **empty}},
+            {"type": "content_block_start", "index": index, "content_block": empty},
             {"type": "content_block_delta", "index": index, "delta": delta},
             {"type": "content_block_stop", "index": index},
         ]

@@ -36,7 +36,8 @@ class Guide:
             return torch.ones(self._vocab_size, dtype=torch.bool)
         self._matcher.fill_next_token_bitmask(self._bits)
         bits = self._bits[0, :, None] >> torch.arange(_WORD_BITS, dtype=self._bits.dtype)
-        return (bits & 1).bool().flatten()[: self._vocab_size]
+        allowed: torch.Tensor = (bits & 1).bool().flatten()[: self._vocab_size]
+        return allowed
 
     def accept(self, token: int) -> None:
         """Advance by a sampled token."""
