@@ -157,9 +157,9 @@ Program = Callable[[Any, dict[str, Any]], Awaitable[dict[str, Any]]]
 def environment_program(config: Mapping[str, Any]) -> Program:
     """Return a program (``--program``, `ProgramTasks`) that runs an environment of verifiers.
 
-    `config` is that of ``vf.resolve_env_config``; its agents run as subprocesses by default, since
-    verifiers' own default opens a tunnel to a hosted sandbox. A row of its tasks is ``{"task": 3}``,
-    an index in its taskset. The reward of an episode is the sum of its agents' traces.
+    `config` is that of ``vf.resolve_env_config``; its agents run as subprocesses unless it says
+    otherwise, since verifiers' default opens a tunnel. A row of its tasks is ``{"task": 3}``, an
+    index in its taskset. The reward of an episode is the sum of its agents' traces.
     """
     checked = vf.resolve_env_config({"agent": {"runtime": {"type": "subprocess"}}, **config})
 

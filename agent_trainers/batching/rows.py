@@ -2,8 +2,9 @@
 
 A row is a prompt and a completion. If the state of a step begins with a whole row so far (state and
 action of an earlier step, token by token), the step joins that row, and the observation in between
-becomes part of the completion; among several rows, it joins the longest. Merging does not change the gradient, because attention is
-causal and the loss weighs tokens, steps or trajectories, not rows.
+becomes part of the completion; among several rows, it joins the longest. Merging does not change
+the gradient, because attention is causal and the loss weighs tokens, steps or trajectories, not
+rows.
 """
 
 from collections.abc import Sequence
