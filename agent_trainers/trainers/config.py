@@ -212,7 +212,8 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
     max_logprob_drift: float | None = HfArg(
         default=0.2,
         help="Largest mean difference, in nats per token, of log-probabilities at sampling and in "
-        "the trainer; more ends the run. None only reports it. Not checked where top_p, top_k, "
+        "the trainer; more ends the run. None only reports it, and takes models whose scores in a "
+        "batch differ from those of a row alone. Not checked where top_p, top_k, "
         "min_p or a repetition penalty is set.",
     )
     vllm_importance_sampling_mode: str = HfArg(

@@ -159,7 +159,9 @@ def test_answers_cannot_be_counted_or_compared_across_agents_and_runs(tmp_path, 
             replayer = Replayer(manifest.environment("hotpotqa"), manifest.agent(name),
                                 manifest.protocol, small_data)  # fmt: skip
             assert {
-                t for one in results for t in replayer.replay(one, tasks[one.task]).actions
+                action
+                for one in results
+                for action in replayer.replay(one, tasks[one.task]).attempts[0]
             } == {YES}
     assert len(seen) == 4 * 4  # agents, episodes
     assert set(seen.values()) == {1}

@@ -74,7 +74,7 @@ def test_a_server_error_fails_only_its_episode(tmp_path, capsys):
         (["--base_url", "http://localhost/v1", "--model", "m", "--top_k", "5"], "--top_k"),
         (["--tool_format", "openai"], "--tool_format openai needs a served model"),
         (["--base_url", "http://localhost/v1", "--model", "m", "--max_concurrency", "0"],
-         "--max_concurrency must be at least 1"),
+         "max_concurrency must be at least 1, not 0"),
     ],
 )  # fmt: skip
 def test_contradicting_options_are_refused(options, message, capsys):
