@@ -16,8 +16,8 @@ OF_ADAPTERS := $(addprefix tests/agent_envs/,adapters/test_conformance.py adapte
 	adapters/test_page.py adapters/test_programs.py remote/test_openenv.py wrappers/test_actions.py)
 LINKS := $${PIP_FIND_LINKS:+--find-links "$$PIP_FIND_LINKS"}
 
-.PHONY: demo demo-llm test test-adapters test-frameworks test-newest test-oldest test-packages test-wheel docs lint types \
-	setup clean
+.PHONY: demo demo-llm test test-adapters test-frameworks test-newest test-oldest test-packages test-wheel docs notebooks \
+	lint types setup clean
 
 demo: setup
 	$(BIN)/agent-r1-train --overwrite
@@ -92,6 +92,10 @@ types: setup
 
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+# The tutorials, with the outputs that the site shows; about an hour.
+notebooks: setup
+	$(BIN)/python -m tests.docs.run_notebooks
 
 setup: $(STAMP)
 

@@ -26,7 +26,7 @@ from agent_trainers.cli.launch import Interrupted, StopRequests
 from agent_trainers.cli.model_options import ModelArguments, model_path, refused_settings
 from agent_trainers.cli.output_folder import COMMAND, open_run, read_arguments, settings_of
 from agent_trainers.cli.train import check_loggers
-from agent_trainers.monitoring.live_view import show_progress
+from agent_trainers.monitoring.live_view import is_notebook_command, show_progress
 from agent_trainers.monitoring.metrics_log import MetricsLog
 from agent_trainers.policies.models import load_tokenizer
 from agent_trainers.policies.rendering import ChatRenderer
@@ -126,7 +126,7 @@ def run(arguments: Sequence[str]) -> None:
                 peft_config=get_peft_config(options),
                 callbacks=[MetricsLog(), requests],
             )
-        if not sys.stderr.isatty():
+        if not sys.stderr.isatty() or is_notebook_command():
             show_progress(trainer, PROGRAM)
         begin()
         checkpoint = get_last_checkpoint(config.output_dir) if options.resume else None

@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import itertools
 import logging
+import os
 import re
 import sys
 import time
@@ -264,11 +265,16 @@ def show_progress(trainer: Any, title: str) -> LiveView | PlainProgress:
         trainer.remove_callback(kind)
     console = Console(stderr=True)
     progress: LiveView | PlainProgress = PlainProgress()
-    can_draw = console.is_terminal and not console.is_dumb_terminal
+    can_draw = console.is_terminal and not console.is_dumb_terminal and not is_notebook_command()
     if is_in_notebook() or (can_draw and console.encoding.startswith("utf")):
         progress = LiveView(title, trainer, console)
     trainer.add_callback(progress)
     return progress
+
+
+def is_notebook_command() -> bool:
+    """Return whether a cell runs this process with ``!``: its terminal cannot move the cursor."""
+    return "JPY_PARENT_PID" in os.environ and not is_in_notebook()
 
 
 def sparkline(values: Sequence[float], width: int) -> str:

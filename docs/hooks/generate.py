@@ -19,6 +19,7 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from notebooks import replace_notebooks
 
 from agent_envs import ENVIRONMENTS
 
@@ -46,13 +47,14 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that are made from the code and from the root's documents."""
+    """Add the pages that are made from the code, the notebooks and the root's documents."""
     pages = {f"{FAMILY_FOLDER}/{name}.md": family_page(name) for name in families()}
     for page, document in FROM_THE_ROOT.items():
         text = (ROOT / document).read_text(encoding="utf-8")
         pages[page] = re.sub(r"\]\((\.\./)*docs/", "](../", text)
     for path, content in pages.items():
         files.append(File.generated(config, path, content=content))
+    replace_notebooks(files, config)
     return files
 
 

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +12,6 @@ from agent_envs.catalogue import INTRODUCTION
 from agent_envs.errors import ConfigurationError
 
 ID = "AgentR1/SyntheticMultiHop-v0"
-OWN_PAGE = Path(__file__).parents[2] / "docs" / "tutorials" / "environment.md"
 
 
 def run(folder, *command):
@@ -91,10 +89,8 @@ def test_a_failed_check_is_a_line_and_the_exit_code(tmp_path, monkeypatch, capsy
     )
 
 
-def test_the_documentation_shows_the_template(tmp_path):
+def test_new_overwrites_neither_the_module_nor_its_tests(tmp_path):
     module, test = write_template("my_env", tmp_path / "new" / "folder")
-    page = OWN_PAGE.read_text(encoding="utf-8")
-    assert f"```python\n{module.read_text(encoding='utf-8')}```" in page
     assert test.name == "test_my_env.py"
     module.unlink()
     with pytest.raises(ConfigurationError, match=r"test_my_env\.py exists; nothing was written"):

@@ -1,5 +1,6 @@
 """A search for a common term of the field finds the right page among the first three."""
 
+import json
 import re
 from pathlib import Path
 
@@ -7,14 +8,19 @@ import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = {page.relative_to(DOCS).as_posix(): page.read_text("utf-8") for page in DOCS.rglob("*.md")}
+for page in DOCS.rglob("*.ipynb"):
+    cells = json.loads(page.read_text("utf-8"))["cells"]
+    PAGES[page.relative_to(DOCS).as_posix()] = "\n\n".join(
+        "".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"
+    )
 TERMS = {
     "install": "get_started/install.md",
     "offline": "get_started/install.md",
     "observation space": "get_started/concepts.md",
     "action space": "get_started/concepts.md",
     "generalisation": "get_started/concepts.md",
-    "custom environment": "tutorials/environment.md",
-    "simulated user": "tutorials/environment.md",
+    "custom environment": "tutorials/environment.ipynb",
+    "simulated user": "howto/environments.md",
     "instantiate": "get_started/first_run.md",
     "fine-tuning": "tutorials/language_model.md",
     "SFT": "tutorials/language_model.md",
@@ -22,12 +28,12 @@ TERMS = {
     "rejection sampling": "tutorials/language_model.md",
     "demonstrations": "tutorials/language_model.md",
     "reasoning": "tutorials/language_model.md",
-    "LangGraph": "tutorials/agent.md",
-    "OpenAI": "tutorials/agent.md",
-    "multi-agent": "tutorials/agent.md",
-    "trajectories": "tutorials/read_a_run.md",
-    "tensorboard": "tutorials/read_a_run.md",
-    "wandb": "tutorials/read_a_run.md",
+    "LangGraph": "howto/programs.md",
+    "OpenAI": "howto/programs.md",
+    "multi-agent": "howto/programs.md",
+    "trajectories": "tutorials/read_a_run.ipynb",
+    "tensorboard": "tutorials/read_a_run.ipynb",
+    "wandb": "tutorials/read_a_run.ipynb",
     "function calling": "howto/tools.md",
     "MCP": "howto/tools.md",
     "summary": "howto/contexts.md",
@@ -87,8 +93,8 @@ TERMS = {
     "adversarial": "explanation/security.md",
     "architecture": "explanation/design.md",
     "deterministic": "get_started/concepts.md",
-    "initialise": "tutorials/environment.md",
-    "reproducible": "tutorials/environment.md",
+    "initialise": "howto/environments.md",
+    "reproducible": "howto/environments.md",
     "reproducibility": "project/versions.md",
     "semantic versioning": "project/versions.md",
 }

@@ -151,6 +151,14 @@ def test_a_terminal_gets_the_live_view_and_everything_else_lines(
     shown.close()
 
 
+def test_a_command_of_a_notebook_prints_lines_although_it_has_a_terminal(monkeypatch):
+    # IPython runs ! in a pseudo-terminal, and the notebook appends each frame of a live view.
+    terminal = Console(file=io.StringIO(), force_terminal=True, _environ={"TERM": "xterm"})
+    monkeypatch.setattr(live_view, "Console", lambda stderr: terminal)
+    monkeypatch.setenv("JPY_PARENT_PID", "1")
+    assert isinstance(show_progress(Trainer(), "a run"), PlainProgress)
+
+
 def test_a_notebook_shows_the_view_instead_of_transformers_table(monkeypatch):
     class NotebookTable(TrainerCallback):
         pass
