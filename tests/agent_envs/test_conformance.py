@@ -193,7 +193,7 @@ class PaysForCalls(Square):
 class SlowsDown(Square):
     def begin_step(self):
         self.num_steps = getattr(self, "num_steps", 0) + 1
-        time.sleep(0.001 * self.num_steps)
+        time.sleep(0.02 * (self.num_steps > 60))  # few checks make so many steps
 
 
 class NoSuccess(Square):

@@ -313,11 +313,12 @@ def test_a_stream_is_kept_alive_until_its_turn_ends(scripted, monkeypatch):
 
 def test_a_turn_that_fails_after_a_heartbeat_is_an_event(scripted, monkeypatch):
     monkeypatch.setattr(application, "HEARTBEAT_SECONDS", 0.05)
-    limits = SessionLimits(call_timeout_seconds=0.3)
-    session = scripted(Gate(), limits=limits).open(task_id="0")
+    limits, gate = SessionLimits(call_timeout_seconds=0.3), Gate()
+    session = scripted(gate, limits=limits).open(task_id="0")
     with pytest.raises(openai.APIError, match="took longer than"):
         list(ask(session, stream=True))
     assert session.close(1.0).stop_reason is StopReason.TIMEOUT
+    gate.is_open.set()
 
 
 def test_garbage_leaves_no_log(scripted, caplog, capfd):
