@@ -44,7 +44,10 @@ class Row:
 
     def is_extended_by(self, transition: Transition) -> bool:
         """Return whether the state of `transition` begins with the whole of this row."""
-        return transition.prompt_ids[: self.num_tokens] == self.prompt_ids + self.completion_ids
+        n, state = self.num_tokens, transition.prompt_ids
+        last = (self.completion_ids or self.prompt_ids)[-1:]
+        # the last token first: a trajectory of many rows compares each state with all of them
+        return state[n - 1 : n] == last and state[:n] == self.prompt_ids + self.completion_ids
 
     def labels(self) -> list[int]:
         """Return the labels of prompt and completion; -100 where not trained."""
