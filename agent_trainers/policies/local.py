@@ -33,10 +33,8 @@ from agent_trainers.policies.slots import SlotStream, can_serve
 from agent_trainers.recipes import find_turn_length
 
 _TINY_VOCABULARY: Final = 1000
-Complete = Callable[
-    [list[list[int]], list[np.random.Generator], list[Mapping[str, Any] | None]], list[Completion]
-]
-"""Samples a completion for each prompt, with its generator and the structural tag to follow."""
+Complete = Callable[[list[list[int]], list[np.random.Generator], list[Any]], list[Completion]]
+"""Samples a completion for each prompt, with its generator and guide; see `start_guide`."""
 
 
 class TokenPolicy(Policy):
@@ -73,7 +71,8 @@ class TokenPolicy(Policy):
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         prompts = {i: ids for i, r in enumerate(requests) if (ids := self.encode(r)) is not None}
-        rngs, guides = [requests[i].rng for i in prompts], [requests[i].guide for i in prompts]
+        rngs = [requests[i].rng for i in prompts]
+        guides = [self.start_guide(requests[i].guide) for i in prompts]
         completions = self._complete([*prompts.values()], rngs, guides)
         sampled = dict(zip(prompts, completions, strict=True))
         return [self.generation(prompts.get(i, []), sampled.get(i)) for i in range(len(requests))]
@@ -96,8 +95,8 @@ class TokenPolicy(Policy):
             super().check_guide(guide)
         self.start_guide(guide)
 
-    def start_guide(self, guide: Mapping[str, Any] | None) -> Guide | None:
-        """Return the guide of a new turn."""
+    def start_guide(self, guide: Mapping[str, Any] | None) -> Any:
+        """Return what guides a new turn along a structural tag; None without one."""
         return self._guides.start(guide) if self._guides and guide else None
 
     def decode(self, completion_ids: Sequence[int]) -> str:
@@ -155,13 +154,12 @@ def transformers_policy(
     def complete(
         prompts: list[list[int]],
         rngs: list[np.random.Generator],
-        tags: list[Mapping[str, Any] | None],
+        started: list[Guide | None],
     ) -> list[Completion]:
         completions: list[Completion] = []
         for i in range(0, len(prompts), max_batch_size):
             j = i + max_batch_size
-            started = [guides.start(tag) if tag else None for tag in tags[i:j]]
-            completions += sample(model, prompts[i:j], rngs[i:j], settings, started)
+            completions += sample(model, prompts[i:j], rngs[i:j], settings, started[i:j])
         return completions
 
     return TokenPolicy(
@@ -249,6 +247,9 @@ class VLLMServerPolicy(TokenPolicy):
 
     def check_guide(self, guide: Mapping[str, Any]) -> None:
         """Accept every structural tag: the server reads them."""
+
+    def start_guide(self, guide: Mapping[str, Any] | None) -> Any:
+        return guide
 
     def _complete_one(
         self, prompt: list[int], rng: np.random.Generator, guide: Mapping[str, Any] | None

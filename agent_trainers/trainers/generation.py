@@ -3,7 +3,7 @@
 transformers generates in slots if model and settings allow it, else batch by batch.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,7 +12,7 @@ from trl.models import unwrap_model_for_generation
 
 from agent_envs.errors import ConfigurationError
 from agent_trainers.batching.probe import without_dropout
-from agent_trainers.policies.guided import Guides
+from agent_trainers.policies.guided import Guide, Guides
 from agent_trainers.policies.local import (
     TokenPolicy,
     context_length,
@@ -103,7 +103,7 @@ class TrainerGenerator:
         self,
         prompts: list[list[int]],
         rngs: list[np.random.Generator],
-        tags: Sequence[Mapping[str, Any] | None] = (),
+        guides: Sequence[Guide | None] = (),
     ) -> list[Completion]:
         """Sample one completion per prompt with TRL's backend."""
         if not prompts and not self._shares_vllm:
@@ -112,7 +112,6 @@ class TrainerGenerator:
             return unused[:0]
         if self._args.use_vllm:
             return self._complete_with_vllm(prompts)
-        guides = [self._guides.start(tag) if self._guides and tag else None for tag in tags]
         with self._model_context() as model:
             return sample(model, prompts, rngs, self.settings, guides)
 
