@@ -151,6 +151,7 @@ MBPP_ROWS = [
 EXAMPLE_ROWS = {
     "HotpotQA": HOTPOT_ROWS,
     "2WikiMultihopQA": TWO_WIKI_ROWS,
+    "ClaimVerification": [*HOTPOT_ROWS, *TWO_WIKI_ROWS],
     "MuSiQue": MUSIQUE_ROWS,
     "Bamboogle": BAMBOOGLE_ROWS,
     "GSM8K": GSM8K_ROWS,

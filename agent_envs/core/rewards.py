@@ -131,6 +131,15 @@ def format_term(env: Any, event: StepEvent) -> float:
     return -1.0
 
 
+def extra_call_term(env: Any, event: StepEvent) -> float:
+    """Return -1 for each call beyond ``env.num_free_calls``, `MAX_COUNTED_MISTAKES` times."""
+    results = [call.result for call in event.calls if call.result is not None]
+    made = env.num_tool_calls - env.num_free_calls
+    before = made - sum(result.error != "not_carried_out" for result in results)
+    counted = [min(max(0, number), MAX_COUNTED_MISTAKES) for number in (before, made)]
+    return float(counted[0] - counted[1])
+
+
 def earnings_of(
     weights: Mapping[str, float], earnings: Mapping[str, Earnings], *, solved: bool
 ) -> tuple[float, float]:

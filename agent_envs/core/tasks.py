@@ -84,6 +84,11 @@ class TaskFamily(RestorableEnv):
         """The number of tasks, at least 1; None, the default, if they are endless."""
         return None
 
+    @property
+    def num_free_calls(self) -> int:
+        """Number of calls of the current task that `extra_call_term` does not charge."""
+        return 0
+
     def get_task(self, index: int) -> Task:
         """Return task `index`, from 0; `index` is valid."""
         raise NotImplementedError(f"{type(self).__name__} must define get_task(self, index).")

@@ -109,7 +109,7 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
 
     def load_tasks(self, source: Source) -> Sequence[Task]:
         files = tuple(map(file_source, self._corpus))
-        library = _load_library(self.dataset, source, files)
+        library = load_library(self.dataset, source, files)
         self._reader.take(library.pages)
         self.retriever = (
             _load_retriever(self.dataset, source, files, self._engine)
@@ -211,7 +211,7 @@ class _Library(NamedTuple):
 
 
 @lru_cache(maxsize=8)
-def _load_library(
+def load_library(
     dataset: DatasetSpec[QARow], source: Source, files: tuple[Source, ...]
 ) -> _Library:
     """Load tasks and pages of a source, and the passages of `files` as pages of one sentence."""
@@ -239,7 +239,7 @@ def _load_retriever(
         return client
     if Path(name).is_dir():
         return SavedIndex(name)
-    return build_retriever(_load_library(dataset, source, files).corpus, name)
+    return build_retriever(load_library(dataset, source, files).corpus, name)
 
 
 def _is_url(name: str) -> bool:

@@ -6,6 +6,7 @@ gold passages.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 from agent_envs.core.rewards import (
     COST,
@@ -73,7 +74,7 @@ class RetrievalQAEnv(ToolEnv):
         *("exact_match", "f1", "success", "gold_passage_recall"), *ToolEnv.metric_names,
         "num_repeated_queries",
     )  # fmt: skip
-    tool_signatures = ("search(query)",)
+    tool_signatures: ClassVar[tuple[str, ...]] = ("search(query)",)
     default_system_prompt = (
         "Answer the question. Search for what you need, one fact after the other; what you find "
         "may tell you what to search for next."
