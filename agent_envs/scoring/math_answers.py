@@ -23,10 +23,12 @@ from typing import IO, Final, cast
 from agent_envs.core.async_bridge import call_with_deadline
 from agent_envs.scoring.math_text import (
     contained_formulas,
+    has_operation,
     is_copied,
     is_number,
     latex,
     units_differ,
+    without_asked_noun,
     without_unit,
 )
 
@@ -39,7 +41,9 @@ _JUDGE: Final = Path(__file__).with_name("math_judge.py")
 _MARKDOWN: Final = re.compile(
     r"(?<![\w*)])(\*{1,3}|_{1,3}|`{1,3})(?=\S|\n)(.*?\S)\s*\1(?![\w*(])", re.S
 )
-_HEADING: Final = re.compile(r"\A(?:#{1,6}|[*+])\s+")
+_HEADING: Final = re.compile(
+    r"\A(?:(?:#{1,6}|[*+])\s+)?(?:(?:the )?(?:final )?answer(?: is)?:?(?=\W)|=)?\s*", re.I
+)
 _FORMULA: Final = re.compile(
     r"\$\$(.+?)\$\$|(?<!\\)\$(.+?)(?<!\\)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.S
 )
@@ -49,18 +53,24 @@ _NESTED_BOX: Final = re.compile(
 )
 _THOUSANDS: Final = re.compile(r"(?<=\d)(?:\\[,!;: ]|\{,\}|,\\!)(?=\d{3}(?!\d))")
 _FRACTION: Final = re.compile(r"frac\s*(\d)\s*(\d)")
-_SPACING: Final = re.compile(r"(?<!\\)\\[,;!: ]|\\q?quad\b|~")
-_SIZES: Final = re.compile(r"\\(?:left|right)(?![a-zA-Z])|\\?\$")
+_SPACING: Final = re.compile(r"(?<!\\)\\[,;!: ]|\\q?quad\b|(?<=\S)~")
+_SIZES: Final = re.compile(
+    r"\\(?:left|right|mathbf|bf)(?![a-zA-Z])|\\?\$|\\(?:begin|end)\{(?:equation|align|math)\*?\}"
+)
 _GAP: Final = re.compile(r"(?<![0-9A-Za-z.])\s+|\s+(?![0-9A-Za-z.])")
 _TEXT: Final = re.compile(r"\\(?:text|mbox|mathrm)\s*\{([^{}]*)\}")
 _TABLE: Final = re.compile(r"\\begin\{.*\\end\{\w+\*?\}", re.S)
-_CHOICE: Final = re.compile(r"\b(?:or|nor|not|either|neither|but|versus|vs|maybe|also)\b", re.I)
+_ITEM: Final = re.compile(r"(?:\s*(?:,|\b(?:and|or)\b))+(?:\s*[A-Za-z]\s*=)?")
+_CHOICE: Final = re.compile(r"\b(?:and|or|nor|not|either|neither|but|versus|vs|maybe|also)\b", re.I)
 _SEVERAL: Final = re.compile(
-    r"[\d.)}\]]\s+[.]?\d|(?<![\d.])0+\s+\\[dt]?frac|\n|\\\\|[|;&\u2223\u2026\u3001\uff0c\uff1b]|\.\.\."
+    r"[\d.)}\]]\s+[.]?\d|(?<![\d.])0+\s+\\[dt]?frac|\n|\\\\|[|;&?~]|//|\.\.\.|\+$"
+    r"|\\(?:approx|sim|to|(?:long)?rightarrow|implies)(?![a-z])|[^\x00-\x7f\w\u2264\u2265\u2260\xa2\xa3\xa5\u20ac\u20b9]",
+    re.I,
 )
 _RELATION: Final = re.compile(
     r"[<>\u2264\u2265\u2260]|\\(?:not|n?(?:leq?|geq?)|[lg]eqslant|neq?|lt|gt)(?![a-z])"
 )
+_BRACKET: Final = re.compile(r"[(\[]|\\\{")
 _OF_A_SET: Final = re.compile(r"[(\[=]|\\(?:in|cup|cap|infty)(?![a-z])")
 _BASE: Final = re.compile(r"\d\s*_\s*\{?\s*(?!10\b)(\d+)")
 _NUMBER: Final = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?")
@@ -85,23 +95,27 @@ class MathJudge:
     ) -> bool:
         """Return whether two answers mean the same: LaTeX, numbers, expressions, words.
 
-        An expression of the `question` is no answer, unless it is the gold answer. With
-        `wants_number`, an expression that has to be calculated first is none either.
+        An expression of the `question` is no answer, unless it is the gold answer; nor is a sum or
+        product where that is a number. With `wants_number`, it must be a number then.
         """
         answer, written = latex(answer), latex(gold)
         gold = _formula(written)
         said = _stated_value(answer)
         if _plain(answer) == _plain(gold) or (said and _plain(said) == _plain(gold)):
             return bool(_plain(gold))
+        if said is not None and "," in gold and not _BRACKET.match(gold):
+            said = _ITEM.sub(",", f",{said}").lstrip(",")
         if said is None or len(said) > MAX_CHARS or not _states_one_value(said, gold):
             return False
+        said = without_asked_noun(said, question)
         sides = [said] if "=" in gold else said.split("=")
         if len(sides) > 1 and _NAME.fullmatch(sides[0].strip()):
             del sides[0]  # x = 5
         value = sides[-1]
-        if units_differ(value, written) or (wants_number and is_number(gold) > is_number(value)):
+        if units_differ(value, written):
             return False
-        if is_copied(value, gold, question):
+        is_open = not is_number(value) and (wants_number or has_operation(value))
+        if (is_open and is_number(gold)) or is_copied(value, gold, question):
             return False
         with self._lock:
             copied = contained_formulas(value, question)
@@ -205,8 +219,6 @@ def _states_one_value(said: str, gold: str) -> bool:
         return False
     if _RELATION.search(said) and not (_RELATION.search(gold) or _OF_A_SET.search(gold)):
         return False  # less than 5 is not 5
-    if re.search(r"\band\b", said) and not re.search(r",|\band\b", gold):
-        return False
     words = _WORD.findall(_TEXT.sub("", said))
     return not words or len(_NUMBER.findall(said)) <= max(1, len(_NUMBER.findall(gold)))
 

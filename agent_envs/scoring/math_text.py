@@ -15,10 +15,12 @@ _SCRIPTS: Final = {
 }
 _SYMBOLS: Final = str.maketrans({
     "π": r"\pi ", "θ": r"\theta ", "∞": r"\infty ", "×": r"\times ", "⋅": r"\cdot ",
-    "·": r"\cdot ", "÷": "/", "\u2044": "/", "\u2215": "/", "\u2212": "-", "°": r"^\circ ",
-    "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "±": r"\pm ",
+    "·": r"\cdot ", "÷": "/", "\u2044": "/", "\u2215": "/", "\u2212": "-", "\u2013": "-",
+    "°": r"^\circ ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "±": r"\pm ", "∅": r"\emptyset ",
 })  # fmt: skip
 _VULGAR: Final = re.compile(r"(?<![\d.,])(\d*)\s?([¼-¾⅐-⅞↉])")
+_MIXED: Final = re.compile(r"(?<![\d.,/])(\d+) +(\d+) ?/ ?(\d+)(?![\d.,/])")
+_EXPONENT: Final = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)[eE]([-+]?\d+)(?!\w)")
 _ROOT: Final = re.compile(r"([√∛∜])\s*(?:\(([^()]*)\)|\{([^{}]*)\}|(\d+(?:\.\d+)?|[A-Za-z]))")
 _DEGREES: Final = {"√": "", "∛": "[3]", "∜": "[4]"}
 _THIN_THOUSANDS: Final = re.compile("(?<=\\d)[\u00a0\u2009\u202f](?=\\d{3}(?!\\d))")
@@ -30,7 +32,8 @@ _UNITS: Final = {
         "km kilometer kilometre", "in inch inche", "ft foot feet", "yd yard", "mi mile",
         "s sec second", "min minute", "h hr hour", "day", "week", "month", "yr year",
         "mg milligram", "g gram", "kg kilogram", "oz ounce", "lb pound", "ml milliliter millilitre",
-        "l liter litre", "gal gallon", "cent", "dollar", "euro", "°C", "°F", "degree", "rad radian",
+        "l liter litre", "gal gallon", "cent", "dollar usd", "euro", "°C", "°F", "degree",
+        "rad radian",
     )
     for alias in names.split()
 }  # fmt: skip
@@ -51,16 +54,22 @@ _LAYOUT: Final = frozenset(
 )
 _TEXT: Final = re.compile(r"\\(?:text|mbox|mathrm)\s*\{[^{}]*\}")
 _SHORT_FRACTION: Final = re.compile(r"frac\s*(\d)\s*(\d)")
+_HALF_POWER: Final = re.compile(r"\^\s*[{(]\s*(?:1\s*/\s*2|\\[dt]?frac\{1\}\{2\}|0?\.50*)\s*[)}]")
 _FORMULA: Final = re.compile(r"\$+([^$]+)\$+|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.S)
 _LITERAL: Final = re.compile(
     r"\s*\\?\$?\s*[-+]?\s*\\?\$?(?:\d[\d,]*(?:\.\d*)?|\.\d+)\s*(?:\\?%|\^\{?\\circ\}?)?\s*"
     r"(?:(?:\\(?:text|mbox|mathrm)\s*\{[^{}]*\}|[A-Za-z.\s]+)(?:\^\{?[23]\}?)?)?\s*"
 )
+_TEN: Final = re.compile(r"\s*\\(?:times|cdot)\s*10(?=\s*\^)")
+_OPERATION: Final = re.compile(
+    r"(?<=[\d)}\]!])\s*(?:[-+*]|\\(?:cdot|times|div)(?![a-z]))\s*[\d({\\.]"
+)
 
 
 def latex(text: str) -> str:
-    """Return an answer with LaTeX in place of Unicode: ``½``, ``x²``, full-width digits, spaces."""
-    text = "".join(char for char in text if unicodedata.category(char) != "Cf")
+    """Return an answer as LaTeX: ``½``, ``x²``, ``1 3/4``, ``1e6``, any script's digits, spaces."""
+    text = "".join(str(unicodedata.decimal(c, c)) for c in text if unicodedata.category(c) != "Cf")
+    text = _EXPONENT.sub(r"\1 \\times 10^{\2}", _MIXED.sub(r"\1\\frac{\2}{\3}", text))
     text = _ROOT.sub(_write_root, _VULGAR.sub(_write_fraction, _THIN_THOUSANDS.sub("", text)))
     for mark, table in _SCRIPTS.items():
         chars = "".join(map(chr, table))
@@ -109,23 +118,35 @@ def _unit(text: str) -> tuple[str, str] | None:
 
 def is_number(text: str) -> bool:
     """Return whether an answer is a number, perhaps with a unit, and nothing to be calculated."""
-    return _LITERAL.fullmatch(text) is not None
+    return _LITERAL.fullmatch(text.strip(" ()")) is not None
+
+
+def has_operation(text: str) -> bool:
+    """Return whether a sum, difference or product is left to be calculated."""
+    return _OPERATION.search(_TEN.sub("", text)) is not None
+
+
+def without_asked_noun(text: str, question: str) -> str:
+    """Return a number without the noun that a question asks for: ``How many clips``."""
+    number, _, noun = text.strip().partition(" ")
+    asked = re.search(rf"how many {re.escape(noun)}\b", question, re.IGNORECASE)
+    return number if asked and is_number(number) else text
 
 
 def is_copied(answer: str, gold: str, question: str) -> bool:
     """Return whether an answer is an expression of the question, other than the gold answer.
 
-    Layout, spaces, brackets and the order of terms make no difference. A single letter or word is
-    no expression.
+    Layout, spaces, brackets, the order of terms, ``+ 0`` and ``* 1`` make no difference. A single
+    letter or word is no expression.
     """
-    said, wanted = _tokens(answer), _tokens(gold)
-    if sorted(said) in (sorted(wanted), sorted(_tokens(gold.rpartition("=")[2]))):
+    said, core = _tokens(answer), _core(answer)
+    if core in (_core(gold), _core(gold.rpartition("=")[2])):
         return False
     if not any(token[0].isdigit() or len(said) > 1 for token in said):
         return False
     question = latex(question)
-    found = (sorted(_tokens(formula)) for formula in formulas(question))
-    return _contains(_tokens(question), said) or sorted(said) in found
+    is_formula = len(core) > 1 and core in map(_core, formulas(question))
+    return _contains(_tokens(question), said) or is_formula
 
 
 def contained_formulas(answer: str, question: str) -> list[str]:
@@ -149,12 +170,18 @@ def formulas(question: str) -> Iterator[str]:
 def _tokens(text: str) -> list[str]:
     """Return numbers, letters, functions and signs, without layout."""
     text = _SHORT_FRACTION.sub(r"frac{\1}{\2}", _TEXT.sub(" ", text))
+    text = _HALF_POWER.sub(r"\\sqrt ", text.replace("choose", "binom"))
     tokens = (token.lstrip("\\") for token in _TOKEN.findall(text))
     return [
         f"{Decimal(token.replace(',', '')).normalize():f}" if token[-1].isdigit() else token
         for token in tokens
         if token not in _LAYOUT
     ]
+
+
+def _core(formula: str) -> list[str]:
+    """Return the tokens in alphabetical order, without those that change no value."""
+    return sorted(token for token in _tokens(formula) if token not in ("+", "0", "1"))
 
 
 def _contains(tokens: list[str], part: list[str]) -> bool:

@@ -60,6 +60,13 @@ NOTATIONS = [  # gold, what means the same, what does not
     (r"3\sqrt{2}", "3√2", "√32"), (r"2\pi", "2π", "2"), (r"45^\circ", "45°", "45 rad"),
     (r"5\text{ cm}", "5 centimeters", "5 m"), (r"5\text{ cm}^2", "5 square cm", "5 cm"),
     ("5 m", "5\u00a0m", "5\u00a0km"), ("101_2", "$101_{2}$", "101_3"), (".5", "0.50", "50%"),
+    (r"\frac{7}{4}", "1 3/4", "13/4"), ("1000000", "1e6", "1e5"), ("-7", "\u20137", "2\u20137"),
+    ("42", "٤٢", "٤٣"), (r"\$12.50", "12.50 USD", "1250 cents"),
+    (r"25\%", "25 percent", "25\u2030"),
+    ("-3,5", "x = -3 or x = 5", "-3 or 4"), ("-3,5", "x = -3, x = 5", "x = -3"),
+    (r"2\sqrt{3}", r"\begin{align*}\mathbf{2\sqrt{3}}\end{align*}", r"\approx 2\sqrt{3}"),
+    ("42", "The final answer is: 42", "42\u219243"), ("42", "= 42", "42+"), ("42", "42.", "~42"),
+    ("42", "Answer: 42", "42//43"), ("42", "42", r"42 \approx 43"), ("42", "42", "42?"),
     (r"50\%", "50", "0.5"), (r"\$5", "5 dollars", "5 €"), ("(1,2)", "（1，2）", "（2，1）"),
 ]  # fmt: skip
 
@@ -70,12 +77,17 @@ def test_notations_are_read_as_people_do(gold, same, other):
     assert not math_equal(other, gold)
 
 
-QUESTION = r"Compute $\sqrt{242} + 0.5 - \frac12$ and simplify $\frac{12x}{3}$, where $x = a + b$."
+QUESTION = (
+    r"Compute $\sqrt{242} + 0.5 - \frac12$, $\sqrt{98}$, $\binom{8}{3}$; simplify $\frac{12x}{3}$, "
+    "where $x = a + b$."
+)
 
 
 @pytest.mark.parametrize(
     ("copy", "gold"),
     [
+        (r"-\frac12 + \sqrt{242} + 0.5", r"11\sqrt2"), (r"98^{1/2} \cdot 1 + 0", r"7\sqrt2"),
+        (r"{8 \choose 3}", "56"),
         (r"\sqrt{242}", r"11\sqrt2"), (r"$\sqrt {242}$", r"11\sqrt2"), ("√242", r"11\sqrt2"),
         (r"0.5 + \sqrt{242} - \frac{1}{2}", r"11\sqrt2"), ("0.5", r"\frac{1}{2}"),
         (r"\sqrt{242} + 0.5 - \dfrac{1}{2} + 7 - 7", r"11\sqrt2"), ("12x/3", "4x"),
@@ -106,6 +118,18 @@ def test_an_answer_of_its_own_counts_whatever_the_question_shares_with_it(answer
 )  # fmt: skip
 def test_where_a_number_is_wanted_nothing_is_left_to_calculate(answer, is_number):
     assert math_equal(answer, "18", wants_number=True) == is_number
+
+
+def test_a_number_has_the_noun_that_is_asked_for():
+    question = "Natalia sold 48 clips, then half as many. How many clips is that in dozens?"
+    assert math_equal("72 clips", "72", question=question, wants_number=True)
+    assert not math_equal("72 dozen", "72", question=question, wants_number=True)
+
+
+@pytest.mark.parametrize("answer", ["81*2-12", r"162 - 12", r"2 \cdot 75", r"15 \times 10"])
+def test_a_number_is_not_left_as_a_sum_or_product(answer):
+    assert not math_equal(answer, "150")
+    assert math_equal(f"{answer} = 150", "150")
 
 
 VALUES = st.integers(-99, 999).map(str) | st.sampled_from([r"\frac{1}{2}", "x+1", r"\pi", "0.25"])
