@@ -46,6 +46,7 @@ ENVIRONMENTS: Final = (
     _spec("SyntheticArithmetic", "synthetic.tool_chains:SyntheticArithmeticEnv", 10),
     _spec("SyntheticTable", "synthetic.tool_chains:SyntheticTableEnv", 6),
     _spec("SyntheticBifurcation", "synthetic.bifurcation:SyntheticBifurcationEnv", 12),
+    _spec("SyntheticMarket", "synthetic.market:SyntheticMarketEnv", 12),
     _spec("AdversarialEdits", "synthetic.adversary:AdversarialEditsEnv", 12),
 )
 
