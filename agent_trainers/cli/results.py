@@ -342,20 +342,25 @@ def print_results(results: Mapping[str, Any], folder: Path) -> None:
     """Print success and return before and after, also of each environment, and the folder."""
     columns = [Column(name, justify="right") for name in ("before", "after")]
     where = results.get("program") or results.get("env") or "several environments"
-    table = Table("", *columns, title=f"{results['algorithm']} on {where}", min_width=60)
+    title = f"{results['algorithm']} on {where}"
+    table = Table("", *columns, title=title, min_width=60)
     shown = [("success", results, "success", "{:.1%}"), ("return", results, "return", "{:.3f}")]
     for name, own in results.get("by_environment", {}).items():
         label = f"  {name}" + ("" if own["is_trained"] else ", evaluation only")
         shown.append((label, own, "success", "{:.1%}"))
     for label, own, kind, form in shown:
         table.add_row(label, *(_cell(own, f"{kind}_{when}", form) for when in ("before", "after")))
+    effort = (
+        f"{results['steps']} optimiser steps in {results['seconds']:.0f} s "
+        f"({results['total_seconds']:.0f} s in all)"
+    )
     table.caption = (
         f"95 % intervals; {results['num_eval_episodes']} evaluation episodes: "
-        f"{results['evaluated_on']}; {results['steps']} optimiser steps "
-        f"in {results['seconds']:.0f} s ({results['total_seconds']:.0f} s in all)"
+        f"{results['evaluated_on']}; {effort}"
     )
     console = Console()
-    console.print(table)
+    is_evaluated = results["success_before"] is not None or results["num_eval_episodes"] > 0
+    console.print(table if is_evaluated else f"{title}: {effort}, without evaluation.")
     for alarm in results.get("hacking_alarms", ()):
         steps = f"steps {alarm['first_step']} to {alarm['last_step']}"
         console.print(f"Reward hacking? {steps}, {alarm['text']}", style="red", highlight=False)

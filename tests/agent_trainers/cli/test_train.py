@@ -81,7 +81,7 @@ def test_a_run_leaves_results_curve_page_trajectories_and_a_checkpoint(whole, tm
     assert "6 episodes, 0 errors" in shown
 
 
-def test_a_finished_run_is_not_replaced_until_overwrite_is_given(copy, tmp_path, run_train):
+def test_a_finished_run_is_not_replaced_until_overwrite_is_given(copy, tmp_path, run_train, capsys):
     with pytest.raises(ConfigurationError, match="is finished, so there is nothing to resume"):
         run_train(copy, *FOUR_STEPS, "--resume")
     brief = ["--num_eval_tasks", "0", "--seed", "1", "--max_steps", "1"]
@@ -96,6 +96,10 @@ def test_a_finished_run_is_not_replaced_until_overwrite_is_given(copy, tmp_path,
     assert (copy / "model.safetensors").read_bytes() == before
     run_train(copy, *brief, "--overwrite")
     assert (copy / "model.safetensors").read_bytes() != before
+    shown = " ".join(capsys.readouterr().out.split())
+    assert ": 1 optimiser steps in " in shown
+    assert "without evaluation." in shown
+    assert "before" not in shown
 
 
 def test_adapters_are_trained_and_resumed_bitwise(tmp_path, run_train):
