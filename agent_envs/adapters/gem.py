@@ -35,7 +35,6 @@ class OwnEnv(gem.Env):
         return self._episode.opening, dict(self._episode.info)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Take one model turn."""
         episode = self._episode
         text = episode.step(action) and episode.text
         return text, episode.reward, episode.terminated, episode.truncated, dict(episode.info)
@@ -60,12 +59,10 @@ class GEMEnv(ForeignEnv):
             self._env = gem.make(env_id, **kwargs)
 
     def begin(self, task: int) -> list[Message]:
-        """Begin the episode of a seed."""
         observation, _ = self._env.reset(seed=task)
         return [Message(role="user", content=observation)]
 
     def act(self, action: str) -> Reply:
-        """Take one model turn."""
         text, reward, terminated, truncated, _ = self._env.step(action)
         return Reply(
             text=text, reward=float(reward), terminated=bool(terminated), truncated=bool(truncated)

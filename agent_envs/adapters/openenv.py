@@ -42,11 +42,9 @@ class OpenEnvEnv(ForeignEnv):
         self._env = make()
 
     def begin(self, task: int) -> list[Message]:
-        """Begin the episode of a seed."""
         return [Message(role="user", content=_show(self._env.reset(seed=task)))]
 
     def act(self, action: str) -> Reply:
-        """Take one model turn."""
         try:
             if self._text_field is None:
                 parsed = self._action_class.model_validate_json(action)
@@ -63,7 +61,6 @@ class OpenEnvEnv(ForeignEnv):
         return Reply(text=_show(observation), reward=reward, terminated=bool(observation.done))
 
     def close(self) -> None:
-        """Close the environment."""
         self._env.close()
 
 

@@ -48,7 +48,6 @@ class OwnEnv(BaseTextEnv):
         return self._episode.messages, {"task_id": self._episode.info["task_id"]}
 
     def step(self, action: str) -> BaseTextEnvStepOutput:
-        """Take one model turn."""
         episode = self._episode
         episode.step(action)
         self.turns = episode.num_turns
@@ -64,7 +63,6 @@ class OwnEnv(BaseTextEnv):
         return self._episode.totals
 
     def close(self) -> None:
-        """Close the environment."""
         self._episode.close()
 
 
@@ -90,7 +88,6 @@ class SkyRLGymEnv(ForeignEnv):
         self._env: Any = None
 
     def begin(self, task: int) -> list[Message]:
-        """Begin the episode of a row."""
         self.close()
         row = dict(self._rows[task])
         prompt = [dict(message) for message in row.pop("prompt")]
@@ -111,7 +108,6 @@ class SkyRLGymEnv(ForeignEnv):
         )
 
     def close(self) -> None:
-        """Close the last episode's environment."""
         if self._env is not None:
             self._env.close()
 

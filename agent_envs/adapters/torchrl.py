@@ -37,5 +37,4 @@ class InfoReader(BaseInfoDictReader):
 
     @property
     def info_spec(self) -> Composite:
-        """The spec of the written entries."""
         return self._spec

@@ -64,7 +64,6 @@ class EpisodeTask(vf.Task[EpisodeData, EpisodeState]):
 
     @vf.metric
     async def metrics(self, trace: Any) -> dict[str, float]:
-        """Return the episode's metrics."""
         metrics: dict[str, float] = trace.state.metrics
         return metrics
 
@@ -73,7 +72,6 @@ class GymnasiumTaskset(vf.Taskset[EpisodeTask, GymnasiumTasksetConfig]):
     """The tasks of an environment."""
 
     def load(self) -> Iterator[EpisodeTask]:
-        """Yield the tasks."""
         config = self.config
         if not config.environment:
             raise ConfigurationError("Name an environment: --env.taskset.environment AgentR1/...")

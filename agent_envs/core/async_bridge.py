@@ -218,7 +218,6 @@ class CallSession:
         self._running: dict[int, tuple[Future[Outcome], float, float]] = {}
 
     def __len__(self) -> int:
-        """Return the number of running calls."""
         return len(self._running)
 
     def submit(self, key: int, function: Callable[[], Any], timeout: float = math.inf) -> None:

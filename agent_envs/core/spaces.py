@@ -33,7 +33,6 @@ class UnicodeText(gym.Space[str]):
         return isinstance(x, str) and len(x) <= MAX_LENGTH
 
     def __eq__(self, other: object) -> bool:
-        """Compare by class."""
         return isinstance(other, UnicodeText)
 
     __hash__ = gym.Space.__hash__

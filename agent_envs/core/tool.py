@@ -203,7 +203,6 @@ class SchemaTool(Tool):
         raise NotImplementedError(f"{self.name!r} does not run here: env.step(write_call(...)).")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the schema."""
         return SchemaTool, (self.name, self.description, self.parameters)
 
 

@@ -42,11 +42,9 @@ class DatasetEnv(ToolEnv):
 
     @property
     def num_tasks(self) -> int:
-        """The number of tasks."""
         return len(self._tasks)
 
     def get_task(self, index: int) -> Task:
-        """Return task `index`."""
         return self._tasks[index]
 
 

@@ -103,7 +103,6 @@ class OpenAIFormat(ToolFormat):
         self._has_user = has_user
 
     def parse(self, text: str, tools: Mapping[str, Tool]) -> ParsedAction:
-        """Parse one model turn."""
         content, calls = read_message(text)
         if calls:
             read = [self.json_call(c.name, c.arguments, tools) for c in calls[: MAX_CALLS + 1]]
@@ -120,16 +119,13 @@ class OpenAIFormat(ToolFormat):
         return self.checked_answer(answer, tools)
 
     def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Write a call."""
         written = json.dumps(dict(arguments), ensure_ascii=False)
         return write_message("", [FunctionCall(name=name, arguments=written)])
 
     def write_answer(self, answer: str) -> str:
-        """Write an answer."""
         return f"<answer>{answer}</answer>" if self._has_user else answer
 
     def instructions(self, tools: Sequence[Tool]) -> str:
-        """Describe answers; the server describes calls."""
         plain = ": a message that holds nothing but the answer."
         form = f", as {ANSWER_EXAMPLE}." if self._has_user else plain
         return f"Call a tool, or end with your final answer{form}"

@@ -46,7 +46,6 @@ class _MarkupFormat(ToolFormat):
     """Base of the formats with tags."""
 
     def parse(self, text: str, tools: Mapping[str, Tool]) -> ParsedAction:
-        """Parse one model turn."""
         tags = "|".join(map(re.escape, [*self._call_tags(tools), "answer"]))
 
         def read(opening: re.Match[str]) -> Span:
@@ -56,7 +55,6 @@ class _MarkupFormat(ToolFormat):
         return self.turn(find_actions(text, f"<(?P<tag>{tags})>", read), tools)
 
     def write_answer(self, answer: str) -> str:
-        """Write an answer."""
         return f"<answer> {answer} </answer>"
 
     @abstractmethod
@@ -107,12 +105,10 @@ class HermesFormat(_MarkupFormat):
     is_native = True
 
     def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Write a call."""
         call = json.dumps({"name": name, "arguments": dict(arguments)}, ensure_ascii=False)
         return f"<tool_call>{call}</tool_call>"
 
     def instructions(self, tools: Sequence[Tool]) -> str:
-        """Describe answers; the chat template describes calls."""
         return (
             "Call a tool, or end with your final answer, and nothing but the answer, "
             f"as {ANSWER_EXAMPLE}."
@@ -137,14 +133,12 @@ class TagsFormat(_MarkupFormat):
     name = "tags"
 
     def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Write a call."""
         values = list(arguments.values())
         if len(values) == 1 and isinstance(values[0], str):
             return f"<{name}> {values[0]} </{name}>"
         return f"<{name}>{json.dumps(dict(arguments), ensure_ascii=False)}</{name}>"
 
     def instructions(self, tools: Sequence[Tool]) -> str:
-        """Describe each tool; no chat template does."""
         lines = [
             "You have these tools; call one by writing its tag:",
             *(_description(self, tool) for tool in tools),
@@ -199,15 +193,12 @@ class JsonFormat(ToolFormat):
         return self.turn(find_actions(text, _OBJECT, read), tools)
 
     def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Write a call."""
         return json.dumps({"name": name, "arguments": dict(arguments)}, ensure_ascii=False)
 
     def write_answer(self, answer: str) -> str:
-        """Write an answer."""
         return json.dumps({"answer": answer}, ensure_ascii=False)
 
     def instructions(self, tools: Sequence[Tool]) -> str:
-        """Describe each tool; no chat template does."""
         lines = [
             "You have these tools; call one by writing a JSON object:",
             *(_description(self, tool, with_schema=True) for tool in tools),
@@ -217,7 +208,6 @@ class JsonFormat(ToolFormat):
         return "\n".join(lines)
 
     def result_message(self, name: str, content: str) -> Message:
-        """Wrap a result as a user message."""
         return {"role": "user", "content": f"Result of {name}:\n{content}"}
 
     def _read(self, value: dict[str, Any], tools: Mapping[str, Tool]) -> ParsedAction:
@@ -239,7 +229,6 @@ class ReactFormat(ToolFormat):
     name = "react"
 
     def parse(self, text: str, tools: Mapping[str, Tool]) -> ParsedAction:
-        """Parse one model turn."""
         calls: list[tuple[str, str]] = []
         answers: list[str] = []
         num_inputs = 0
@@ -258,15 +247,12 @@ class ReactFormat(ToolFormat):
         return self.turn(actions, tools)
 
     def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Write a call."""
         return f"Action: {name}\nAction Input: {json.dumps(dict(arguments), ensure_ascii=False)}"
 
     def write_answer(self, answer: str) -> str:
-        """Write an answer."""
         return f"Final Answer: {answer}"
 
     def instructions(self, tools: Sequence[Tool]) -> str:
-        """Describe the tools and the rhythm of thought, action and observation."""
         lines = [
             "Think before you act. Each of your turns is a thought and an action:",
             "Thought: what you know and what to find out next",
@@ -281,7 +267,6 @@ class ReactFormat(ToolFormat):
         return "\n".join(lines)
 
     def result_message(self, name: str, content: str) -> Message:
-        """Wrap a result as an observation."""
         return {"role": "user", "content": f"Observation: {content}"}
 
     def _read_call(self, name: str, body: str, tools: Mapping[str, Tool]) -> ParsedAction:

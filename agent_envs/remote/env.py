@@ -89,7 +89,6 @@ class RemoteEnv(ToolEnv):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[str, dict[str, Any]]:
-        """Begin an episode; see `ToolEnv.reset`."""
         gym.Env.reset(self, seed=seed)
         self._find_turn_limit("reset")
         if seed is None and not self._last:
@@ -109,7 +108,6 @@ class RemoteEnv(ToolEnv):
         return observation, info
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Take one model turn; see `ToolEnv.step`."""
         self._open_turn(action)
         reply = self._request("step", {"text": action})
         self.num_turns += 1
@@ -126,21 +124,17 @@ class RemoteEnv(ToolEnv):
         return list(self._request("reference_actions", {})["actions"])
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics of the episode as if it ended now."""
         return dict(self._last["metrics"])
 
     @property
     def num_tasks(self) -> int | None:
-        """Number of tasks; None where they are endless."""
         return self.description["num_tasks"]  # type: ignore[no-any-return]
 
     @property
     def reward_weights(self) -> Mapping[str, float]:
-        """The weight of each reward term that is on."""
         return self.description["reward_weights"]  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        """End the session."""
         self._client.close()
 
     def _request(self, kind: str, data: dict[str, Any]) -> dict[str, Any]:

@@ -82,7 +82,6 @@ class BM25Retriever:
         self.passages, self._postings = passages, postings
 
     def search(self, query: str, top_k: int) -> list[Hit]:
-        """Return at most `top_k` passages, best first; see `Retriever.search`."""
         scores = self._scores(query_words(query))
         found = np.flatnonzero(scores)
         # Rounded: the order of additions must not decide the order of passages.

@@ -41,7 +41,6 @@ class Corpus:
         self.passages: tuple[Passage, ...] = tuple(dict.fromkeys(passages))
 
     def __len__(self) -> int:
-        """Return the number of passages."""
         return len(self.passages)
 
 

@@ -79,7 +79,6 @@ class SavedIndex(BM25Retriever):
         super().__init__(cast("Sequence[Passage]", _SavedPassages(texts)), postings)
 
     def __reduce__(self) -> tuple[type["SavedIndex"], tuple[Path]]:
-        """Pickle and copy by path."""
         return SavedIndex, (self._folder,)
 
 

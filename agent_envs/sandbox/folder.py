@@ -110,19 +110,15 @@ class Folder:
         return _STORE.read(self._digest) if self._archive is None else self._archive
 
     def __eq__(self, other: object) -> bool:
-        """Compare contents."""
         return isinstance(other, Folder) and self._digest == other._digest
 
     def __hash__(self) -> int:
-        """Agree with equality."""
         return hash(self._digest)
 
     def __reduce__(self) -> tuple[type[Self], tuple[bytes]]:
-        """Pickle the content."""
         return type(self), (self.archive,)
 
     def __deepcopy__(self, memo: object) -> Self:
-        """Return itself: it does not change."""
         return self
 
     @classmethod

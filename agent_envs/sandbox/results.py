@@ -41,7 +41,6 @@ class Limits:
         return 10 * self.wall_seconds
 
     def __post_init__(self) -> None:
-        """Check the values."""
         for name in self.__dataclass_fields__:
             value, least = getattr(self, name), 32 if name == "memory_mb" else 0
             if not value > least:

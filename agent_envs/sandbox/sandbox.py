@@ -149,7 +149,6 @@ class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
         self._launcher.close()
 
     def __exit__(self, *_: object) -> None:
-        """Close it."""
         self.close()
 
     def _run(self, mode: str, source: str, limits: Limits | None, **options: Any) -> Result:
@@ -202,7 +201,6 @@ class Session(contextlib.AbstractContextManager["Session"]):
                 self._execution.__exit__()
 
     def __exit__(self, *_: object) -> None:
-        """Close it."""
         self.close()
 
 

@@ -15,12 +15,10 @@ class Awaited(gym.Wrapper[str, str, str, str]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[str, dict[str, Any]]:
-        """Start an episode."""
         self._find_limits("reset")
         return resolve(self.env.reset(seed=seed, options=options))  # type: ignore[no-any-return]
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Take one model turn."""
         self._find_limits("step")
         return resolve(self.env.step(action))  # type: ignore[no-any-return]
 

@@ -42,12 +42,10 @@ class _StateWrapper(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Start an episode; see `ToolEnv.reset`."""
         observation, info = self.env.reset(seed=seed, options=options)
         return self._observe(observation, info), info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Take one model turn; see `ToolEnv.step`."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         return self._observe(observation, info), reward, terminated, truncated, info
 

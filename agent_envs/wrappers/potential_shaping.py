@@ -31,7 +31,6 @@ class PotentialShaping(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
         self._potential, self._gamma = potential, gamma
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Take one model turn; see `ToolEnv.step`."""
         # not kept from the last step: the state may have been restored
         before = float(self._potential(self.unwrapped))
         observation, reward, terminated, truncated, info = self.env.step(action)

@@ -168,7 +168,6 @@ class Game:
         self._release: Callable[[], Any] = lambda: None
 
     def __reduce__(self) -> Any:
-        """Pickle and copy by actions."""
         return Game, (self.spec, tuple(self.actions))
 
     def act(self, action: str) -> tuple[str, int, bool]:
