@@ -7,11 +7,13 @@ last of them, and at the end of the process.
 
 import atexit
 import errno
+import functools
 import hashlib
 import io
 import os
 import tempfile
 import threading
+import uuid
 import weakref
 import zlib
 from collections.abc import Mapping
@@ -28,64 +30,44 @@ MAX_STORED_BYTES: Final = 4 << 30
 MAX_READ_BYTES: Final = 64 << 20
 
 
-class _Store:
-    """Files with the archives of folders, as long as a folder of this process refers to them."""
+class _File:
+    """An archive on disk, as long as a folder of this process refers to it."""
 
-    def __init__(self) -> None:
-        self._lock = threading.RLock()  # a finalizer may run in a thread that holds it
-        self._files: dict[bytes, tuple[Path, int]] = {}
-        self._counts: dict[bytes, int] = {}
-        self._folder: tuple[int, Path] | None = None
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of all files."""
-        return sum(size for _, size in self._files.values())
-
-    def keep(self, owner: object, digest: bytes, archive: bytes) -> None:
-        """Keep an archive on disk until its `owner` is gone.
+    def __init__(self, archive: bytes) -> None:
+        """Write it.
 
         Raises:
             OSError: If there is no room, on disk or within `MAX_STORED_BYTES`.
         """
-        with self._lock:
-            if digest not in self._files:
-                if self.num_bytes + len(archive) > MAX_STORED_BYTES:
-                    text = f"the folders of this process exceed {MAX_STORED_BYTES >> 20} MB"
-                    raise OSError(errno.ENOSPC, f"{text}; keep fewer snapshots")
-                path = self._own_folder() / digest.hex()[:32]
-                path.write_bytes(archive)
-                self._files[digest] = path, len(archive)
-            self._counts[digest] = self._counts.get(digest, 0) + 1
-            weakref.finalize(owner, self._release, digest).atexit = False
-
-    def read(self, digest: bytes) -> bytes:
-        """Return an archive."""
-        return self._files[digest][0].read_bytes()
-
-    def _release(self, digest: bytes) -> None:
-        with self._lock:
-            self._counts[digest] -= 1
-            if not self._counts[digest]:
-                del self._counts[digest]
-                path, _ = self._files.pop(digest)
-                if path.parent == self._own_folder():  # else the file of the process we are from
-                    path.unlink(missing_ok=True)
-
-    def _own_folder(self) -> Path:
-        process = os.getpid()
-        if self._folder is None or self._folder[0] != process:
-            self._folder = process, Path(tempfile.mkdtemp(prefix="agent-envs-folders-"))
-            atexit.register(self._remove, *self._folder)
-        return self._folder[1]
-
-    @staticmethod
-    def _remove(process: int, folder: Path) -> None:
-        if process == os.getpid():
-            remove_tree(str(folder))
+        self.size = len(archive)
+        if sum(file.size for file in _FILES.values()) + self.size > MAX_STORED_BYTES:
+            text = f"the folders of this process exceed {MAX_STORED_BYTES >> 20} MB"
+            raise OSError(errno.ENOSPC, f"{text}; keep fewer snapshots")
+        self.path = _own_folder(os.getpid()) / uuid.uuid4().hex
+        self.path.write_bytes(archive)
+        weakref.finalize(self, _remove, os.getpid(), self.path).atexit = False
 
 
-_STORE: Final = _Store()
+_FILES: Final[weakref.WeakValueDictionary[bytes, _File]] = weakref.WeakValueDictionary()
+"""Files by the digest of their content."""
+_WRITING: Final = threading.Lock()
+
+
+@functools.cache
+def _own_folder(process: int) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="agent-envs-folders-"))
+    atexit.register(_remove, process, folder)
+    return folder
+
+
+def _remove(process: int, path: Path) -> None:
+    """Remove a file or folder, but not in a fork of the process that made it."""
+    if process != os.getpid():
+        return
+    if path.is_dir():
+        remove_tree(str(path))
+    else:
+        path.unlink(missing_ok=True)
 
 
 class Folder:
@@ -94,20 +76,23 @@ class Folder:
     It is immutable, picklable and compared by content. A large one is on disk.
     """
 
-    __slots__ = ("__weakref__", "_archive", "_digest")
+    __slots__ = ("_archive", "_digest")
     is_shared_by_snapshots = True
 
     def __init__(self, archive: bytes) -> None:
         """Keep a compressed tar archive."""
         self._digest = hashlib.blake2b(archive).digest()
-        self._archive = archive if len(archive) <= SMALL_BYTES else None
-        if self._archive is None:
-            _STORE.keep(self, self._digest, archive)
+        self._archive: bytes | _File = archive
+        if len(archive) > SMALL_BYTES:
+            with _WRITING:
+                self._archive = _FILES.get(self._digest) or _File(archive)
+                _FILES[self._digest] = self._archive
 
     @property
     def archive(self) -> bytes:
         """The compressed tar archive."""
-        return _STORE.read(self._digest) if self._archive is None else self._archive
+        kept = self._archive
+        return kept if isinstance(kept, bytes) else kept.path.read_bytes()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Folder) and self._digest == other._digest
