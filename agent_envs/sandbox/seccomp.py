@@ -14,6 +14,7 @@ import platform
 import struct
 from collections.abc import Mapping
 from itertools import groupby
+from pathlib import Path
 from typing import Final, TypeAlias
 
 from agent_envs.errors import SandboxUnavailableError
@@ -22,53 +23,9 @@ SHARED_OBJECT_BYTES: Final = 4 << 20
 """The largest piece of shared anonymous memory (`usage` counts with the same number)."""
 
 _ARCHITECTURES: Final = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-"""Their numbers for audits; the tables below have a column for each, in this order."""
+"""Their numbers for audits; the tables have a column for each, in this order."""
 
-_ALLOWED: Final = """
-    read 0 63 write 1 64 open 2 - close 3 57 stat 4 - fstat 5 80 lstat 6 - newfstatat 262 79
-    statx 332 291 poll 7 - ppoll 271 73 select 23 - pselect6 270 72 lseek 8 62 pread64 17 67
-    pwrite64 18 68 readv 19 65 writev 20 66 preadv 295 69 pwritev 296 70 preadv2 327 286
-    pwritev2 328 287 access 21 - faccessat 269 48 faccessat2 439 439 openat 257 56 openat2 437 437
-    creat 85 - pipe 22 - pipe2 293 59 dup 32 23 dup2 33 - dup3 292 24 flock 73 32 fsync 74 82
-    fdatasync 75 83 truncate 76 45 ftruncate 77 46 getdents 78 - getdents64 217 61 getcwd 79 17
-    chdir 80 49 fchdir 81 50 rename 82 - renameat 264 38 renameat2 316 276 mkdir 83 -
-    mkdirat 258 34 rmdir 84 - link 86 - linkat 265 37 unlink 87 - unlinkat 263 35 symlink 88 -
-    symlinkat 266 36 readlink 89 - readlinkat 267 78 chmod 90 - fchmod 91 52 fchmodat 268 53
-    fchmodat2 452 452 chown 92 - lchown 94 - fchown 93 55 fchownat 260 54 umask 95 166 utime 132 -
-    utimes 235 - utimensat 280 88 futimesat 261 - statfs 137 43 fstatfs 138 44 fallocate 285 47
-    fadvise64 221 223 readahead 187 213 copy_file_range 326 285 sendfile 40 71 splice 275 76
-    tee 276 77 close_range 436 436 getxattr 191 8 lgetxattr 192 9 fgetxattr 193 10
-    listxattr 194 11 llistxattr 195 12 flistxattr 196 13
-
-    mprotect 10 226 munmap 11 215 mremap 25 216 brk 12 214 madvise 28 233 mincore 27 232
-    msync 26 227 mlock 149 228 mlock2 325 284 munlock 150 229 mlockall 151 230 munlockall 152 231
-
-    execve 59 221 execveat 322 281 exit 60 93 exit_group 231 94 fork 57 - vfork 58 - wait4 61 260
-    waitid 247 95 getpid 39 172 gettid 186 178 getppid 110 173 getpgid 121 155 setpgid 109 154
-    getpgrp 111 - setsid 112 157 getsid 124 156 set_tid_address 218 96 set_robust_list 273 99
-    futex 202 98 futex_waitv 449 449 rseq 334 293 membarrier 324 283 getuid 102 174
-    geteuid 107 175 getgid 104 176 getegid 108 177 getresuid 118 148 getresgid 120 150
-    getgroups 115 158 setuid 105 146 setgid 106 144 setreuid 113 145 setregid 114 143
-    setresuid 117 147 setresgid 119 149 setfsuid 122 151 setfsgid 123 152 capget 125 90
-    capset 126 91 sched_yield 24 124 sched_getaffinity 204 123 sched_getscheduler 145 120
-    sched_getparam 143 121 sched_getattr 315 275 sched_get_priority_max 146 125
-    sched_get_priority_min 147 126 sched_rr_get_interval 148 127 getcpu 309 168
-    getpriority 140 141 getrlimit 97 163 setrlimit 160 164 getrusage 98 165 uname 63 160
-    sysinfo 99 179 getrandom 318 278 restart_syscall 219 128 pause 34 -
-
-    rt_sigaction 13 134 rt_sigprocmask 14 135 rt_sigreturn 15 139 rt_sigpending 127 136
-    rt_sigtimedwait 128 137 rt_sigsuspend 130 133 sigaltstack 131 132 signalfd 282 -
-    signalfd4 289 74 pidfd_send_signal 424 424
-
-    clock_gettime 228 113 clock_getres 229 114 clock_nanosleep 230 115 nanosleep 35 101
-    gettimeofday 96 169 time 201 - times 100 153 getitimer 36 102 setitimer 38 103 alarm 37 -
-    timer_create 222 107 timer_settime 223 110 timer_gettime 224 108 timer_getoverrun 225 109
-    timer_delete 226 111 timerfd_create 283 85 timerfd_settime 286 86 timerfd_gettime 287 87
-
-    epoll_create 213 - epoll_create1 291 20 epoll_ctl 233 21 epoll_wait 232 - epoll_pwait 281 22
-    epoll_pwait2 441 441 eventfd 284 - eventfd2 290 19 shutdown 48 210 getsockname 51 204
-    getpeername 52 205
-""".split()
+_ALLOWED: Final = Path(__file__).with_name("system_calls.txt").read_text("ascii").split()
 """Calls that are allowed with all arguments: name and numbers; a dash where there is none."""
 
 _Instruction: TypeAlias = tuple[int, int, int, int]
