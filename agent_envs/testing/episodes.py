@@ -73,9 +73,10 @@ def record(env: TextEnv, seed: int) -> dict[str, str]:
     Returns their results as text, by place (step 0 is the reset).
     """
     shown: dict[str, str] = {}
-    for name, plan in (("", _planned_actions), ("calls of all tools, ", _calls_twice)):
+    for name in ("", "calls of all tools, "):
         observation, info = env.reset(seed=seed)
-        outcomes = [(observation, 0.0, False, False, info), *_take(env, plan(env, seed))]
+        actions = tool_calls(env) * 2 if name else _planned_actions(env, seed)
+        outcomes = [(observation, 0.0, False, False, info), *_take(env, actions)]
         shown |= {f"{name}{place}": text for place, text in _show(outcomes).items()}
     return shown
 
@@ -132,11 +133,6 @@ def _planned_actions(env: TextEnv, seed: int) -> list[str]:
     *first, last = reference_actions(env) or [mistake(env)]
     broken = itertools.islice(broken_actions(env, seed), 3)
     return [mistake(env), *first, *broken, last]
-
-
-def _calls_twice(env: TextEnv, seed: int) -> list[str]:
-    del seed
-    return tool_calls(env) * 2
 
 
 def tool_calls(env: TextEnv) -> list[str]:

@@ -11,7 +11,6 @@ from agent_envs.core.tool_env import ToolEnv
 from agent_envs.testing.episodes import (
     NotOffered,
     Subject,
-    TextEnv,
     expect,
     mistake,
     reference_actions,
@@ -106,14 +105,11 @@ def check_leaks(subject: Subject) -> str:
 
 def _use(subject: Subject) -> None:
     with subject.make() as env:
-        for actions in (run_episode, _call_tools):
-            env.reset(seed=subject.seed)
-            list(actions(env, subject.seed))
-
-
-def _call_tools(env: TextEnv, seed: int) -> list[Any]:
-    del seed
-    return [step(env, action) for action in tool_calls(env)[:1]]
+        env.reset(seed=subject.seed)
+        list(run_episode(env, subject.seed))
+        env.reset(seed=subject.seed)
+        for action in tool_calls(env)[:1]:
+            step(env, action)
 
 
 def _resources() -> dict[str, int]:
