@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from agent_envs.core.messages import Message
+from agent_envs.core.model_server import ServerClient
 from agent_envs.errors import ConfigurationError
 from agent_trainers.batching.probe import supports
 from agent_trainers.batching.shared_prefix import original_context
@@ -28,7 +29,6 @@ from agent_trainers.policies.sampling import (
     sample,
     samples_rightly,
 )
-from agent_trainers.policies.served import ServerClient
 from agent_trainers.policies.slots import SlotStream, can_serve
 from agent_trainers.recipes import find_turn_length
 

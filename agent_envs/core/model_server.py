@@ -1,0 +1,71 @@
+"""Connections to served models: any server with OpenAI's API.
+
+Retries with back-off, timeouts and connections are those of the ``openai`` library.
+"""
+
+import os
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+from agent_envs.core.lookup import require_extra
+from agent_envs.errors import ConfigurationError, ServerError
+
+MAX_REASON_CHARS: Final = 500
+DEFAULT_API_KEY_ENV: Final = "OPENAI_API_KEY"
+_NO_KEY: Final = "none"
+"""Sent without a key, since the library requires one."""
+Result = TypeVar("Result")
+
+
+class ServerClient:
+    """A connection to a server; thread-safe."""
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        model: str | None = None,
+        api_key_env: str | None = None,
+        timeout_seconds: float = 300.0,
+        max_retries: int = 6,
+    ) -> None:
+        """Prepare the connection without sending anything.
+
+        `base_url` is such as ``http://localhost:8000/v1``; `model` is for messages. The key is in
+        the environment variable `api_key_env`, by default ``OPENAI_API_KEY`` if that is set.
+        """
+        require_extra("openai", "A served model", "openai")
+        import openai
+
+        self._key = os.environ.get(api_key_env or DEFAULT_API_KEY_ENV) or _NO_KEY
+        if self._key == _NO_KEY and api_key_env is not None:
+            raise ConfigurationError(
+                f"The environment variable {api_key_env} is not set. Set it to the server's API "
+                "key."
+            )
+        self.api = openai.OpenAI(
+            base_url=base_url, api_key=self._key, timeout=timeout_seconds, max_retries=max_retries
+        )
+        self._where = base_url if model is None else f"{base_url}, model {model!r}"
+
+    def call(self, create: Callable[..., Result], **body: Any) -> Result:
+        """Send a request by `create`, a method of `api`."""
+        import openai
+
+        try:
+            return create(**body)
+        except openai.APIStatusError as error:
+            body = error.body if isinstance(error.body, dict) else {"message": error.body}
+            code, text = body.get("code"), body.get("message") or error.message
+            reason = f"{text} ({code})" if code else str(text)
+            reason = reason[:MAX_REASON_CHARS]
+            raise self.error(f"status {error.status_code}: {reason}") from None
+        except (openai.APIError, ValueError) as error:
+            reason = f"{type(error).__name__}: {error} ({error.__cause__})"
+            raise self.error(reason) from None
+
+    def error(self, reason: str) -> ServerError:
+        """Return an error that names the server, without its key."""
+        if self._key != _NO_KEY:
+            reason = reason.replace(self._key, "…")  # some servers quote a rejected key
+        return ServerError(f"{self._where}: {reason}")
