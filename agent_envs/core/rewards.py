@@ -10,7 +10,7 @@ import functools
 import math
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from agent_envs.core.lookup import lookup_or_import
@@ -40,6 +40,8 @@ class StepEvent:
     """Every call of the turn with its result, in order: pairs of action and result."""
     text: str = ""
     """The whole turn as the model wrote it."""
+    info: dict[str, Any] = field(default_factory=dict)
+    """Entries that terms add to ``info``."""
 
 
 MAX_COUNTED_MISTAKES: Final = 10

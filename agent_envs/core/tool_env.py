@@ -203,7 +203,8 @@ class ToolEnv(TaskFamily):
         metrics = {**self.metrics(), **edits}
         observation = self._continue(action, reply)
         info = {
-            **self._info(), **_describe(parsed, calls), "reward_terms": terms, "metrics": metrics
+            **self._info(), **_describe(parsed, calls), "reward_terms": terms, "metrics": metrics,
+            **event.info,
         }  # fmt: skip
         if render_mode := self.render_mode:
             self._transcript.add_step(render_mode, action, observation, info, is_last=is_last)
@@ -243,6 +244,12 @@ class ToolEnv(TaskFamily):
     def state(self) -> dict[str, Any]:
         """The entries of `info` for the current state; in a reward term, that before the step."""
         return self._info()
+
+    @property
+    def episode_texts(self) -> tuple[list[str], list[str]]:
+        """Observations and actions so far; in a reward term, those before the step."""
+        record = self._episode_record
+        return ([], []) if record is None else (record.observations, record.actions)
 
     @property
     def tools(self) -> Mapping[str, Tool]:

@@ -7,7 +7,7 @@ are needed, so `wilson_interval` works without it.
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -194,3 +194,18 @@ def _t_quantile(degrees: int) -> float:
     from scipy.special import stdtrit
 
     return float(stdtrit(degrees, 1 - ALPHA / 2))
+
+
+def krippendorff_alpha(units: Iterable[Sequence[float]]) -> float:
+    """Return Krippendorff's alpha of interval data: the values of the raters of each unit.
+
+    1 is full agreement, 0 that of chance ("Computing Krippendorff's Alpha-Reliability", 2011).
+    Units with one value do not count; NaN if all values are equal.
+    """
+    rated = [np.asarray(unit, float) for unit in units if len(unit) > 1]
+    values = np.concatenate(rated) if rated else np.zeros(0)
+    if not values.size or not values.var():
+        return math.nan
+    # the squared differences of all ordered pairs of n values sum to 2 n^2 var
+    observed = sum(2 * unit.size**2 * unit.var() / (unit.size - 1) for unit in rated) / values.size
+    return float(1 - observed / (2 * values.size * values.var() / (values.size - 1)))

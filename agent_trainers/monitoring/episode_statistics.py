@@ -4,6 +4,7 @@ That is the metrics of a batch, of each of several environments, and of failures
 """
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from agent_envs.errors import ConfigurationError, RolloutError
+from agent_envs.scoring.statistics import krippendorff_alpha
 from agent_trainers.algorithms.episodes import is_rounding
 from agent_trainers.algorithms.roles import take_apart
 from agent_trainers.rollout.evaluation import means
@@ -79,6 +81,8 @@ class EpisodeSummary:
     """Roles that are not trained."""
     env: str = ""
     """Name of the environment if there are several."""
+    judgements: tuple[Mapping[str, Any], ...] = ()
+    """Judgements of each step, by name."""
     has_signal: bool = False
     """Whether any advantage is not 0."""
 
@@ -146,6 +150,7 @@ def summarise(
         ),
         frozen_roles=frozenset(t.role for t in trajectory.transitions if t.is_frozen),
         env=trajectory.env,
+        judgements=tuple(t.info.get("judgements", {}) for t in trajectory.transitions),
     )
 
 
@@ -198,6 +203,7 @@ def trainer_metrics(
     metrics |= {name: count / num_steps for name, count in counts.items()}
     metrics |= _tools(scored)
     metrics |= _roles(scored)
+    metrics |= judge_metrics([steps for episode in scored for steps in episode.judgements])
     lengths = [sum(episode.lengths) for episode in scored]
     metrics["completions/mean_length"] = float(np.mean(lengths))
     metrics["completions/max_length"] = float(max(lengths))
@@ -245,6 +251,23 @@ def _tools(scored: Sequence[EpisodeSummary]) -> dict[str, float]:
         metrics["tools/seconds_mean"] = float(np.mean(seconds))
         metrics["tools/seconds_p95"] = float(np.quantile(seconds, 0.95))
         metrics["tools/seconds_max"] = max(seconds)
+    return metrics
+
+
+def judge_metrics(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return score, tokens, cost and agreement of judges, from the judgements of steps."""
+    metrics = {}
+    for name in sorted({name for step in steps for name in step}):
+        own = [step[name] for step in steps if name in step]
+        metrics[f"judges/{name}/score"] = float(np.mean([each["value"] for each in own]))
+        metrics[f"judges/{name}/tokens"] = float(sum(each["tokens"] for each in own))
+        metrics[f"judges/{name}/cost"] = float(sum(each["cost"] for each in own))
+        alphas = [
+            krippendorff_alpha([judge[criterion] for judge in each["scores"]] for each in own)
+            for criterion in own[0]["scores"][0]
+        ]
+        if known := [alpha for alpha in alphas if not math.isnan(alpha)]:
+            metrics[f"judges/{name}/alpha"] = float(np.mean(known))
     return metrics
 
 

@@ -10,6 +10,7 @@ from agent_envs.scoring import pass_hat_k, wilson_interval
 from agent_envs.scoring.statistics import (
     compare,
     holm,
+    krippendorff_alpha,
     mean_interval,
     mean_of_shares,
     paired_test,
@@ -132,3 +133,22 @@ def test_pass_hat_k_is_the_share_of_draws_that_all_succeed():
     assert pass_hat_k(4, 4, 4) == 1.0
     with pytest.raises(ConfigurationError, match="k=5 of 4 samples"):
         pass_hat_k(4, 2, 5)
+
+
+@pytest.mark.parametrize(
+    ("raters", "alpha"),
+    [
+        # "Computing Krippendorff's Alpha-Reliability" (Krippendorff, 2011): four observers
+        (("123321412...", "1233224125.3", ".3332342251.", "12332441251."), 0.849),
+        # the example of Wikipedia, and of the package krippendorff: three coders
+        ((".....34121133.3", "1.213343.......", "..21344.21133.4"), 0.811),
+    ],
+)
+def test_krippendorffs_alpha_of_published_examples(raters, alpha):
+    units = [[int(value) for value in unit if value != "."] for unit in zip(*raters, strict=True)]
+    assert krippendorff_alpha(units) == pytest.approx(alpha, abs=5e-4)
+
+
+def test_alpha_without_spread_or_pairs_is_unknown():
+    assert math.isnan(krippendorff_alpha([[1, 1], [1, 1]]))
+    assert math.isnan(krippendorff_alpha([[1], [2]]))
