@@ -13,6 +13,8 @@ from agent_envs.data.files import atomic_path, write_text
 from agent_trainers.batching.rows import Row
 from agent_trainers.monitoring.trajectory_samples import TrajectorySample, state_change
 
+COLOURS: Final = ("advantage", "ratio", "value")
+"""Numbers of a token that its colour can show."""
 MAX_TOKENS_SHOWN: Final = 600
 """Largest number of tokens shown of a turn or of a part of a row."""
 
@@ -32,6 +34,7 @@ def write_trajectory_page(
         title=title,
         samples=samples,
         has_tokens=tokenizer is not None,
+        colours=[mode for mode in COLOURS if _has(samples, mode)],
         state_change=state_change,
         parts=_parts,
         max_tokens=MAX_TOKENS_SHOWN,
@@ -86,6 +89,11 @@ def plot_learning_curve(
     figure.savefig(picture)
     with atomic_path(path) as temporary:
         temporary.write_bytes(picture.getvalue())
+
+
+def _has(samples: Sequence[TrajectorySample], mode: str) -> bool:
+    """Return whether a trained step has the numbers of a colour."""
+    return any(getattr(step, f"{mode}s") for sample in samples for step in sample.steps or ())
 
 
 def _smooth(values: Sequence[float]) -> list[float]:

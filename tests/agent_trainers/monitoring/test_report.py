@@ -5,6 +5,7 @@ import pytest
 
 from agent_trainers.batching.rows import make_rows
 from agent_trainers.monitoring.report import (
+    COLOURS,
     MAX_TOKENS_SHOWN,
     plot_learning_curve,
     write_trajectory_page,
@@ -137,3 +138,12 @@ def test_the_page_filters_by_outcome_task_and_group(page):
     for name in ("<option>task-1</option><option>Task-1</option>", "<option>h</option>"):
         assert name in text
     assert "#task option:nth-child(3):checked) .card:not(.t1) { display: none; }" in text
+    assert f"<option>{first.trajectory.group_id} (2)</option>" in text
+    assert " of 3 shown" in text
+
+
+def test_tokens_are_coloured_only_by_numbers_that_they_have(page):
+    first, second = STEPS
+    steps = [replace(first, values=None), second]
+    assert [f'id="by-{name}"' in page(sample(steps=steps)) for name in COLOURS] == [1, 1, 0]
+    assert "Colour tokens by" not in page(sample(steps=None))
