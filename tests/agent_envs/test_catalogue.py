@@ -1,11 +1,8 @@
 from pathlib import Path
 
 import gymnasium as gym
-import pytest
 
-from agent_envs import ENVIRONMENTS
 from agent_envs.catalogue import make_page
-from agent_envs.errors import MissingExtraError, SandboxUnavailableError
 
 PAGE = Path(__file__).parents[2] / "ENVIRONMENTS.md"
 
@@ -29,15 +26,6 @@ def check_declarations(env):
     assert set(kind.metric_names) == set(info["metrics"])
 
 
-@pytest.mark.parametrize("env_id", [spec.id for spec in ENVIRONMENTS])
-def test_declarations_match_the_environment(env_id, data_files, request):
-    kwargs = {"data": data_files[env_id]} if env_id in data_files else {}
-    if env_id in ("AgentR1/ALFWorld-v0", "AgentR1/WebShop-v0"):
-        pytest.skip("needs games or a server; see test_text_world and test_web_shop")
-    if env_id == "AgentR1/TextWorld-v0":
-        kwargs = {"game": request.getfixturevalue("text_world_game")}
-    try:
-        env = gym.make(env_id, **kwargs)
-    except (MissingExtraError, SandboxUnavailableError) as error:
-        pytest.skip(str(error))
-    check_declarations(env)
+def test_declarations_match_the_environment(example):
+    env_id, kwargs = example
+    check_declarations(gym.make(env_id, **kwargs))

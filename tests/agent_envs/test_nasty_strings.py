@@ -5,8 +5,6 @@ import time
 import gymnasium as gym
 import pytest
 
-from agent_envs import ENVIRONMENTS
-from agent_envs.errors import MissingExtraError
 from agent_envs.formats.actions import example_arguments
 from agent_envs.scoring import exact_match, f1, normalize_answer, squad_f1
 from agent_envs.scoring.math_answers import gsm8k_match, last_boxed, math_equal
@@ -20,7 +18,6 @@ PIECES = (
     "<b>", "| ", "==", "x**", "{}", '"', "\\frac 1", "$1$", "[1] ",
 )  # fmt: skip
 STRINGS = [(piece * LENGTH)[:LENGTH] for piece in PIECES]
-NO_SERVER = ("AgentR1/ALFWorld-v0", "AgentR1/WebShop-v0")
 SCORERS = {
     "normalize_answer": normalize_answer,
     "exact_match": lambda text: exact_match(text, ["a"] * 50),
@@ -42,18 +39,12 @@ def test_a_scorer_takes_linear_time(name):
         assert time.process_time() - start < SECONDS, text[:20]
 
 
-@pytest.mark.parametrize("env_id", [spec.id for spec in ENVIRONMENTS if spec.id not in NO_SERVER])
-def test_a_tool_takes_linear_time_and_says_little(env_id, data_files, request):
-    kwargs = {"data": data_files[env_id]} if env_id in data_files else {}
-    if env_id == "AgentR1/TextWorld-v0":
-        kwargs = {"game": request.getfixturevalue("text_world_game")}
+def test_a_tool_takes_linear_time_and_says_little(example):
+    env_id, kwargs = example
     if env_id in ("AgentR1/HumanEval-v0", "AgentR1/MBPP-v0", "AgentR1/CommandLine-v0"):
         pytest.skip("its tools are programs in a sandbox, which has limits of its own")
-    try:
-        plain = gym.make(env_id, **kwargs).unwrapped
-    except MissingExtraError as error:
-        pytest.skip(str(error))
-    names = [name for name in plain.optional_tool_names if name != "python"]
+    optional = gym.make(env_id, **kwargs).unwrapped.optional_tool_names
+    names = [name for name in optional if name != "python"]
     env = gym.make(env_id, **kwargs, tools=names, max_episode_steps=-1)
     env.reset(seed=0)
     for tool in env.unwrapped.tools.values():

@@ -33,23 +33,11 @@ def check_ways(env, spec, actions=()):
     )
 
 
-@pytest.mark.parametrize("env_id", SPECS)
-def test_no_way_of_playing_earns_more_than_the_shortest(env_id, data_files, request):
-    if env_id in ("AgentR1/ALFWorld-v0", "AgentR1/WebShop-v0"):
-        pytest.skip("needs games or a server; see test_text_world and test_web_shop")
+def test_no_way_of_playing_earns_more_than_the_shortest(example):
+    env_id, kwargs = example
     if env_id == "AgentR1/ScienceWorld-v0":
         pytest.skip("its games are slow; see test_science_world")
-    kwargs = {"data": data_files[env_id]} if env_id in data_files else {}
-    if env_id == "AgentR1/TextWorld-v0":
-        kwargs = {"game": request.getfixturevalue("text_world_game")}
-    if env_id in TURNS_IN_A_SANDBOX:
-        request.getfixturevalue("strong_sandbox")
-        kwargs["max_episode_steps"] = TURNS_IN_A_SANDBOX[env_id]
-    try:
-        env = gym.make(env_id, **kwargs)
-    except MissingExtraError as error:
-        pytest.skip(str(error))
-    with env:
+    with gym.make(env_id, **kwargs, max_episode_steps=TURNS_IN_A_SANDBOX.get(env_id)) as env:
         check_ways(env, SPECS[env_id])
 
 
