@@ -15,20 +15,6 @@ def tokens_env():
     return TokenObservation(env, lambda text: text.encode(), max_length=2048, num_tokens=256)
 
 
-def oracle(seed):
-    env = gym.make(ID)
-    env.reset(seed=seed)
-    return env.unwrapped.reference_actions()
-
-
-def test_a_menu_of_the_right_actions_solves_the_task_by_numbers():
-    actions = oracle(7)
-    env = MenuActions(tokens_env(), actions, size=len(actions))
-    env.reset(seed=7)
-    rewards = [env.step(number)[1] for number in range(len(actions))]
-    assert rewards == [0.1, 0.1, 1.0]
-
-
 def test_a_menu_follows_the_state():
     def searches(info):
         return [CALL % word for word in info["messages"][-1]["content"].split()]

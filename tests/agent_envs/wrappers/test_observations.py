@@ -32,18 +32,6 @@ def test_rendered_messages_can_be_parsed(messages):
     assert [json.loads(line) for line in text.split("\n") if line] == messages
 
 
-def test_the_observation_is_the_state():
-    env = ConversationObservation(gym.make(NAME))
-    observation, info = env.reset(seed=3)
-    for action in ("hello", '<answer>"\n{"role": "user"}</answer>'):
-        assert observation == render_messages(info["messages"])
-        assert observation in env.observation_space
-        observation, _, terminated, _, info = env.step(action)
-    assert terminated
-    assert observation == render_messages(info["messages"])
-    assert action in json.loads(observation.split("\n")[-1])["content"]
-
-
 def test_tokens_are_those_of_the_text_and_padding_is_at_the_end():
     env, plain = observe_bytes(gym.make(NAME)), ConversationObservation(gym.make(NAME))
     tokens, info = env.reset(seed=3)
