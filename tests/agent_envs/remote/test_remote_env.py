@@ -189,21 +189,14 @@ def test_a_missing_server_is_an_error_after_the_timeout():
         gym.make("AgentR1/Remote-v0", url=[])
 
 
-def test_servers_of_different_environments_are_refused(serve, remote):
-    with pytest.raises(ConfigurationError, match="serves another environment, or other"):
-        remote(serve(MULTI_HOP), serve(MULTI_HOP, {"hops": [1]}))
-
-
-def test_servers_of_different_data_are_refused(serve, remote, tmp_path):
-    served = []
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        path = tmp_path / name / "rows.jsonl"
-        row = {"id": "0", "question": f"{name} + 1 ?", "answer": "#### 1"}
-        path.write_text(json.dumps(row))
-        served.append(serve("AgentR1/GSM8K-v0", {"data": str(path)}))
-    with pytest.raises(ConfigurationError, match="or other arguments or data, than"):
-        remote(*served)
+def test_servers_of_different_arguments_or_data_are_refused(serve, remote, tmp_path):
+    files = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    for path in files:
+        path.write_text(json.dumps({"question": f"{path.stem} + 1 ?", "answer": "#### 1"}))
+    data = [serve("AgentR1/GSM8K-v0", {"data": str(path)}) for path in files]
+    for servers in ([serve(MULTI_HOP), serve(MULTI_HOP, {"hops": [1]})], data):
+        with pytest.raises(ConfigurationError, match="serves another environment, or other"):
+            remote(*servers)
 
 
 @pytest.mark.parametrize("field", ["outcome_terms", "fingerprint"])
