@@ -14,7 +14,7 @@ import gymnasium as gym
 
 from agent_envs import __version__
 from agent_envs.catalogue import make_page
-from agent_envs.core.command_line import errors_of_one_line, json_object
+from agent_envs.core.command_line import check_range, errors_of_one_line, json_object
 from agent_envs.core.lookup import require_extra
 from agent_envs.core.tool_env import ToolEnv
 from agent_envs.errors import ConfigurationError
@@ -104,6 +104,8 @@ def check(options: argparse.Namespace) -> None:
     """Print a line per check; exit with 1 if one failed."""
     from agent_envs.testing import run_checks
 
+    check_range(options, "at least 1", "episodes")
+    check_range(options, "at least 0", "seed")
     kwargs = json_object(options.env_kwargs, "--env_kwargs")
     num_failed = 0
     for result in run_checks(
@@ -149,6 +151,9 @@ def serve(options: argparse.Namespace) -> None:
     require_extra("serve", "Serving environments", "starlette", "uvicorn", "websockets")
     from agent_envs.remote.server import EnvironmentServer, listen
 
+    check_range(options, "at least 1", "max_sessions")
+    check_range(options, "positive", "idle_timeout")
+    check_range(options, "in [0, 65535]", "port")
     kwargs = json_object(options.env_kwargs, "--env_kwargs")
     if not options.token and options.host not in ("127.0.0.1", "::1", "localhost"):
         raise ConfigurationError(

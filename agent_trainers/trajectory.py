@@ -12,12 +12,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
+import pydantic
 
+from agent_envs.core.command_line import refusal
 from agent_envs.core.messages import Message
 from agent_envs.data.files import atomic_path
 from agent_envs.data.records import read_records
@@ -234,7 +236,11 @@ def load_trajectories(path: str | Path) -> list[Trajectory]:
     for number, record in enumerate(read_records(path), start=1):
         try:
             record = {k: json.loads(v) for k, v in record.items()} if is_parquet else record
+            _Record.model_validate(record)
             trajectories.append(_trajectory(record))
+        except pydantic.ValidationError as error:
+            place = f"{path}, row {number}: not a trajectory"
+            raise DataError(str(refusal(place, error))) from None
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(
                 f"{path}, row {number}: not a trajectory ({type(error).__name__}: {error})."
@@ -260,11 +266,46 @@ def _fields(item: Any) -> dict[str, Any]:
     return {field.name: getattr(item, field.name) for field in dataclasses.fields(item)}
 
 
+_Number = Annotated[float, pydantic.Strict()] | pydantic.StrictBool
+_Ids = list[Annotated[int, pydantic.Field(ge=0, strict=True)]]
+
+
+class _Message(pydantic.BaseModel):
+    role: str
+    content: Any
+
+
+class _Step(pydantic.BaseModel):
+    messages: Annotated[list[_Message], pydantic.Field(min_length=1)]
+    prompt_ids: _Ids
+    completion_ids: _Ids
+    action: str
+    reward: _Number
+    reward_terms: dict[str, _Number]
+    info: dict[str, Any]
+
+
+class _Record(pydantic.BaseModel):
+    """Types of the fields of a file; `Trajectory` refuses other fields."""
+
+    task_id: str
+    group_id: str
+    transitions: list[_Step]
+    metrics: dict[str, _Number]
+    env_id: str = ""
+    env_kwargs: dict[str, Any] = {}
+    task: int | None = None
+    seed: int | None = None
+
+
 def _trajectory(record: Mapping[str, Any]) -> Trajectory:
     steps = [
         Transition(**{**step, "logprobs": np.array(step["logprobs"], np.float32)})
         for step in record["transitions"]
     ]
+    for step in steps:
+        if step.logprobs.shape != (len(step.completion_ids),):
+            raise ValueError("logprobs must be one number per token of completion_ids")
     stop_reason = StopReason(record["stop_reason"])
     return Trajectory(**{**record, "transitions": steps, "stop_reason": stop_reason})
 

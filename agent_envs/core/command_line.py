@@ -17,6 +17,7 @@ _RANGES: Final[Mapping[str, Callable[[Any], bool]]] = {
     "in (0, 1]": lambda value: 0 < value <= 1,
     "in [0, 1)": lambda value: 0 <= value < 1,
     "in (0, 1)": lambda value: 0 < value < 1,
+    "in [0, 65535]": lambda value: 0 <= value <= 65535,
     "at least 0": lambda value: value >= 0,
     "at least 1": lambda value: value >= 1,
     "at least 2": lambda value: value >= 2,
@@ -29,12 +30,20 @@ _RANGES: Final[Mapping[str, Callable[[Any], bool]]] = {
 def json_object(value: str | None, option: str) -> dict[str, Any]:
     """Return the JSON object of an option."""
     try:
-        parsed = json.loads(value or "{}")
+        parsed = json.loads(value or "{}", object_pairs_hook=unique_keys)
     except ValueError as error:
         raise ConfigurationError(f"{option} is not valid JSON ({error}): {value}") from None
     if not isinstance(parsed, dict):
         raise ConfigurationError(f'{option} must be a JSON object such as {{"hops": 2}}: {value}')
     return parsed
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the object of pairs in JSON; readers differ in which of two equal keys they take."""
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise ValueError("an object repeats a key")
+    return made
 
 
 def refusal(option: str, error: pydantic.ValidationError) -> ConfigurationError:
@@ -49,7 +58,7 @@ def errors_of_one_line(program: str) -> Iterator[None]:
     """Exit with one line if the command line is wrong or the environment cannot be made."""
     try:
         yield
-    except (AgentEnvsError, gym.error.Error, ImportError, OSError, TypeError) as error:
+    except (AgentEnvsError, gym.error.Error, ImportError, OSError, SyntaxError, TypeError) as error:
         if isinstance(error, TypeError) and "keyword argument" not in str(error):
             raise  # a defect of the environment, whose author needs the traceback
         sys.exit(f"{program}: {error}")

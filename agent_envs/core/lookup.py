@@ -31,9 +31,10 @@ def lookup_or_import(table: Mapping[str, T], name: str, *, kind: str) -> T:
         return lookup(table, name, kind=kind)
     try:
         found: T = pkgutil.resolve_name(name)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (Exception, SystemExit) as error:  # a module's own code may raise anything
+        reason = error if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
         raise UnknownNameError(
-            f"The {kind} {name!r} cannot be imported: {error}. Write 'module:name', of a module "
+            f"The {kind} {name!r} cannot be imported: {reason}. Write 'module:name', of a module "
             "that is installed or on PYTHONPATH."
         ) from error
     if not callable(found) and kind != "tool":

@@ -26,6 +26,8 @@ def read_records(path: str | Path, *, has_lines: bool = False) -> list[dict[str,
     path = Path(path).expanduser()
     if not path.name.endswith(SUFFIXES):
         raise DataError(f"{path}: unknown kind of file. Use one of {', '.join(SUFFIXES)}.")
+    if "\0" in str(path) or path.is_fifo():  # which may never end
+        raise DataError(f"{str(path)!r} is no regular file. Check the path.")
     try:
         records = _read_parquet(path) if path.suffix == ".parquet" else _read_json(path, has_lines)
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:

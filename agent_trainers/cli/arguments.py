@@ -78,11 +78,15 @@ class CommandParser(HfArgumentParser):  # type: ignore[misc] # transformers is u
             if (action := self._settings.get(f"--{option}")) is None:
                 self._refuse_unknown(f"--{option}")
             name = action.dest
-            is_list = isinstance(value, list) and "list" in self._types[name]
+            kind = self._types[name]
+            is_list = isinstance(value, list) and "list" in kind
+            if value is None and "None" not in kind and "Optional" not in kind:
+                self.error(f"--{option} has no value. Give one, or remove the line.")
             if value is not None and not is_list:
                 text = json.dumps(value) if isinstance(value, dict) else str(value)
                 parsed = getattr(self.parse_known_args([f"--{name}={text}"])[0], name)
-                value = value if isinstance(value, bool) else parsed  # TRL maps some booleans
+                # TRL maps some booleans, such as those of scale_rewards
+                value = value if isinstance(value, bool) and name in self._hidden else parsed
             values[name] = value
         self._source = ""
         self.set_defaults(**values)
@@ -188,7 +192,8 @@ def read_config(path: Path, option: str = "--config") -> dict[str, Any]:
     """Read a YAML mapping of settings; `option` is named in errors."""
     try:
         config = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)  # noqa: S506 - is safe
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        json.dumps(config)  # no dates, sets, bytes or cycles
+    except (OSError, TypeError, ValueError, RecursionError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise ConfigurationError(f"{option} {path}: is not valid YAML: {reason}") from None
     if not isinstance(config, dict) or not all(isinstance(name, str) for name in config):

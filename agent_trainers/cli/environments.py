@@ -19,7 +19,7 @@ from transformers.hf_argparser import HfArg
 
 import agent_envs  # noqa: F401 - registers the environments
 from agent_envs.core.async_bridge import resolve
-from agent_envs.core.command_line import json_object
+from agent_envs.core.command_line import check_range, json_object
 from agent_envs.core.tool_env import ENDLESS
 from agent_envs.errors import AgentEnvsError, ConfigurationError
 from agent_trainers.policies.rendering import ChatRenderer
@@ -196,6 +196,7 @@ class ProgramArguments:
         """Return the program with the tasks of a file."""
         if path is None:
             raise ConfigurationError("--program needs --tasks: a file with a row for each task.")
+        check_range(self, "at least 1", "program_concurrency", "program_max_calls")
         add_working_directory()
         return ProgramTasks(
             str(self.program),
@@ -243,7 +244,7 @@ def read_source(options: Any) -> Source:
     eval_kwargs = json_object(options.eval_env_kwargs, "--eval_env_kwargs")
     members = [
         replace(m, kwargs={**kwargs, **m.kwargs}, eval_kwargs={**eval_kwargs, **m.eval_kwargs})
-        for m in read_members(options.env or [DEFAULT_ENV], "env")
+        for m in read_members([DEFAULT_ENV] if options.env is None else options.env, "env")
     ]
     evaluated: list[EnvMember] = []
     if options.eval_envs is not None:

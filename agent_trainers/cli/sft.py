@@ -110,6 +110,11 @@ def run(arguments: Sequence[str]) -> None:
         tokenizer = load_tokenizer(model)
         found = list(_demonstrations(options, env_kwargs, tokenizer))
         kept = [t for t in found if options.keep_failures or t.metrics.get("success", 1.0) > 0]
+        if not kept:
+            raise DataError(
+                f"{options.trajectories or options.env or DEFAULT_ENV}: none of {len(found)} "
+                "demonstrations succeeded. Pass others, or --keep_failures."
+            )
         dataset, num_too_long = supervised_dataset(kept, config.max_length)
         num_trained = sum(label >= 0 for row in dataset["labels"] for label in row)
         notify(

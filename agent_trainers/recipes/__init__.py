@@ -7,6 +7,7 @@ from typing import Any, Final
 import yaml
 
 from agent_envs.core.lookup import lookup
+from agent_envs.errors import ConfigurationError
 
 FOLDER: Final = Path(__file__).parent
 RECIPES: Final[Mapping[str, Path]] = {
@@ -78,10 +79,14 @@ def _settings_of(model: str | None) -> Iterator[tuple[Path, Mapping[str, Any]]]:
             folder = folder.resolve().parent
         began_with = None
         for name in (RUN_SETTINGS, MODEL_RECIPE):
-            try:
+            if not (folder / name).exists():
+                continue
+            try:  # JSON is YAML
                 settings = yaml.safe_load((folder / name).read_text(encoding="utf-8"))
-            except (OSError, UnicodeDecodeError, yaml.YAMLError):
-                continue  # JSON is YAML; files of other programs are ignored
-            if isinstance(settings, dict):
-                yield folder / name, settings
                 began_with = began_with or settings.get("model")
+            except (OSError, ValueError, AttributeError, RecursionError, yaml.YAMLError) as error:
+                raise ConfigurationError(
+                    f"{folder / name}: is no file of settings ({' '.join(str(error).split())}). "
+                    "Restore or delete it."
+                ) from None
+            yield folder / name, settings

@@ -10,6 +10,7 @@ from typing import Final
 import gymnasium as gym
 
 from agent_envs import __version__
+from agent_envs.core.command_line import check_range
 from agent_envs.core.lookup import lookup
 from agent_envs.errors import AgentEnvsError
 from agent_leaderboard.play.config import PRESETS, RunConfig, load_configs
@@ -146,6 +147,7 @@ def _config(options: argparse.Namespace) -> RunConfig:
 def _verify(options: argparse.Namespace) -> None:
     from agent_leaderboard.verify.contained import verify
 
+    check_range(options, "positive", "max_minutes")
     verification = verify(
         options.run,
         options.data,

@@ -107,6 +107,12 @@ def test_new_overwrites_neither_the_module_nor_its_tests(tmp_path):
         (["check", "AgentR1/SyntheticTable-v0", "--env_kwargs", '{"steps": 9}'], "not 9"),
         (["play", "AgentR1/Nothing-v0"], "Environment `Nothing` doesn't exist"),
         (["play", "CartPole-v1", "--env_kwargs", "{}"], "not an environment with tools"),
+        (["check", "broken:X-v0"], "expected ':' (broken.py, line 1)"),
+        (["check", ID, "--episodes", "0"], "episodes must be at least 1, not 0"),
+        (["check", ID, "--seed", "-1"], "seed must be at least 0, not -1"),
+        (["serve", ID, "--port", "70000"], "port must be in [0, 65535], not 70000"),
+        (["serve", ID, "--max_sessions", "0"], "max_sessions must be at least 1, not 0"),
+        (["serve", ID, "--idle_timeout", "nan"], "idle_timeout must be positive, not nan"),
         (["serve", ID, "--host", "0.0.0.0"], "admits other machines. Set AGENT_ENVS_TOKEN"),
         (["serve", "AgentR1/SyntheticMultiHap-v0"], "Did you mean: `SyntheticMultiHop`"),
         (["play", ID, "--env_kwargs", "[]"], "must be a JSON object"),
@@ -117,11 +123,14 @@ def test_new_overwrites_neither_the_module_nor_its_tests(tmp_path):
 def test_wrong_arguments_are_an_error_of_one_line(arguments, message, tmp_path, monkeypatch):
     pytest.importorskip("websockets", reason="the extra 'serve' is not installed")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    (tmp_path / "broken.py").write_text("class X")
     with pytest.raises(SystemExit) as stopped:
         main(arguments, lambda prompt: "quit")
     assert str(stopped.value).startswith(f"{arguments[0]}: ")
     assert message in str(stopped.value)
-    assert not list(tmp_path.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["broken.py"]
 
 
 def test_a_missing_library_names_the_extra(monkeypatch):

@@ -35,6 +35,7 @@ def test_errors_are_one_line(tmp_path):
         (["--preset", "papre"], "Did you mean 'paper'"),
         (["--config", str(tmp_path / "no.yaml")], r"no\.yaml"),
         (["verify", str(tmp_path)], "1"),
+        (["verify", str(tmp_path), "--max_minutes", "nan"], "max_minutes must be positive"),
         (["merge", str(tmp_path / "merged"), str(tmp_path)], "is not part of a run"),
         (["--preset", "published", "--agents", "orcle"], "Did you mean 'oracle'"),
     ):

@@ -29,6 +29,10 @@ UNCLEAR = {
     "ora\u2800cle": "the invisible character U+2800 BRAILLE PATTERN BLANK",
     "ora\u034fcle": "the invisible character U+034F",
     "ora\ncle": "the invisible character U+000A",
+    "\ua4f3\ua4e3\ua4ee 1": "a letter of a rare script or of phonetics, '\\ua4f3'",
+    "\u13a4\u13a1": "a letter of a rare script",
+    "sma\u01c0\u01c0": "or of phonetics, '\\u01c0'",
+    "guess\u0269ng": "or of phonetics",
     "oracle ": "begins or ends with a space",
     "two  words": "several in a row",
 }
@@ -122,7 +126,7 @@ def test_agents_that_look_alike_are_refused_on_one_board(manifest, small_run):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [("name: rules", "name: r\u200bules", "the invisible character"),
-     ("name: rules", "name: 0racle", "'0racle' looks like 'oracle'|'oracle' looks like '0racle'"),
+     ("name: rules", "name: 0racle", "names the kind 'oracle'"),
      ("{name: rules,", "{name: rules, organisation: \u041epenAI,", "CYRILLIC and LATIN")],
 )  # fmt: skip
 def test_a_run_with_such_a_name_is_refused(tmp_path, old, new, message):

@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 from agent_envs.core.replay import ReplayedStep
 from agent_envs.formats.tool_formats import TOOL_FORMATS
 from agent_leaderboard.play.episodes import ReplayedEpisode
-from agent_leaderboard.records.manifest import AgentRecord, Protocol
+from agent_leaderboard.records.manifest import (
+    FORMAT_VERSION,
+    AgentRecord,
+    EnvironmentRecord,
+    Manifest,
+    Protocol,
+)
 from agent_leaderboard.records.results import (
     SCHEMA,
     EpisodeResult,
@@ -230,6 +236,8 @@ def test_a_changed_task_list_is_found_even_with_a_new_digest(copy, small_data, o
         ('"format_version": 4', '"format_version": 3', "'format_version' is 3"),
         ('"num_tasks": 3', '"num_tasks": "3"', "is not in the canonical form"),
         ('"num_tasks": 3', '"num_tasks": 4', "field 'num_tasks': is wrong"),
+        ('"num_tasks": 3', '"num_tasks": 0', "should be greater than or equal to 1"),
+        ('"date": "', '"date": "2026-99-99', "agents.0.date': Invalid isoformat"),
         ('"left_out"', '"left_ou"', "left_ou"),
         ('"prices": null', '"prices": {"prompt": -5, "completion": 0}', "agents.0.prices.prompt"),
         ('"hotpot.jsonl"', '"hotpt.jsonl"', "field 'data'"),
@@ -243,22 +251,20 @@ def test_a_changed_manifest_is_found(copy, small_data, old, new, message):
 
 
 def test_files_that_are_not_part_of_a_run_are_found(copy):
-    names = {"notes.txt", ".hidden", "Manifest.json", "results", "models"}
+    names = {"notes.txt", ".hidden", "Manifest.json", "results", "models", "work"}
     for name in names:
-        (copy / name).mkdir() if name == "models" else (copy / name).write_text("x")
+        (copy / name).mkdir() if name in ("models", "work") else (copy / name).write_text("x")
     assert set(verify(copy).problems) == {f"{name}: is not part of a run" for name in names}
 
 
 def test_tables_are_compared_and_pages_are_not(copy, small_data):
     write_reports(copy, small_data)
-    (copy / "work" / "model").mkdir(parents=True)
     found = verify(copy, small_data)
     assert found.problems == []
     assert [text.partition(":")[0] for text in found.on_trust] == ["leaderboard.html"]
     replace_text(copy / "leaderboard.md", "100.0", "99.0", hide=False)
     (problem,) = verify(copy, small_data).problems
     assert problem.startswith("leaderboard.md: differs from the results")
-    shutil.rmtree(copy / "work")
     (copy / "work").write_text("no folder")
     assert verify(copy).problems == ["work: is not part of a run"]
 
@@ -280,16 +286,32 @@ def test_an_empty_run_is_not_verified(copy, names):
     assert "nothing to verify" in text_of(copy)
 
 
-def test_a_false_attack_is_found(copy, small_data):
-    for attack, attack_on, message in (
-        ("edits", "hotpotqa", "name no attacker"),
-        ("injection", "hotpotqa", "is not the same without an attack"),
-        ("injection", "table", "is not the same without an attack"),
-        ("injection", None, "one is given without the other"),
-    ):
-        claim = {"attack": attack, "attack_on": attack_on}
-        edit_manifest(copy, lambda manifest, claim=claim: manifest["environments"][0].update(claim))
-        assert message in text_of(copy, small_data)
+SWAP = {"split": "test", "attack": {"attacker": "swap"}}
+INJECTED = {"split": "test", "variant": "injected"}
+
+
+@pytest.mark.parametrize(("attack", "attack_on", "kwargs", "message"), [
+    ("edits", "hotpotqa", {"split": "test"}, "field 'attack': is 'edits', the arguments give None"),
+    (None, None, SWAP, "field 'attack': is None, the arguments give 'edits'"),
+    ("robustness", "multi-hop", INJECTED, "is 'robustness', the arguments give 'injection'"),
+    ("edits", "table", SWAP, "'table' is not the same without an attack"),
+    ("edits", "multi-hop", SWAP | {"hops": 1}, "'multi-hop' is not the same without an attack"),
+    ("edits", None, SWAP, "one is given without the other"),
+])  # fmt: skip
+def test_a_false_attack_is_found(attack, attack_on, kwargs, message):
+    plain, attacked = (
+        EnvironmentRecord(
+            slug=slug, id="AgentR1/SyntheticMultiHop-v0", kwargs={"split": "test"}, num_tasks=1,
+            contamination="none",
+        )
+        for slug in ("multi-hop", "table")
+    )  # fmt: skip
+    attacked = dataclasses.replace(attacked, kwargs=kwargs, attack=attack, attack_on=attack_on)
+    manifest = Manifest(
+        format_version=FORMAT_VERSION, protocol=Protocol(), environments=[plain, attacked],
+        agents=[], left_out=[],
+    )  # fmt: skip
+    assert [text for text in claims.check_names(manifest) if message in text]
 
 
 def test_environments_that_a_run_lacks_stay_on_trust(copy, small_data, monkeypatch):

@@ -7,10 +7,11 @@ import shutil
 import gymnasium as gym
 import pytest
 
+from agent_envs.errors import ConfigurationError
 from agent_trainers import TINY_POLICY
 from agent_trainers.cli import evaluate
 from agent_trainers.policies.local import load_policy
-from agent_trainers.recipes import RECIPES, find_recipe, find_turn_length
+from agent_trainers.recipes import RECIPES, find_environment, find_recipe, find_turn_length
 from agent_trainers.rollout.evaluation import evaluate_policy
 from agent_trainers.trajectory import load_trajectories
 
@@ -51,10 +52,16 @@ def test_the_recipe_is_that_of_the_model_a_run_began_with(folder, tmp_path):
     assert find_recipe(str(warm)) == RECIPES["default"]
 
 
-@pytest.mark.parametrize("text", [b"{", b'{"max_completion_length": true}', b"\xff"])
-def test_files_of_other_programs_are_ignored(folder, text):
-    (folder / "settings.json").write_bytes(text)
+def test_settings_of_other_programs_are_ignored(folder):
+    (folder / "settings.json").write_text('{"max_completion_length": true}')
     assert find_turn_length(str(folder)) is None
+
+
+@pytest.mark.parametrize("text", [b"{", b"\xff", b"[1]", b""])
+def test_a_damaged_settings_file_is_refused(folder, text):
+    (folder / "settings.json").write_bytes(text)
+    with pytest.raises(ConfigurationError, match=r"run/settings.json: is no file of settings \("):
+        find_environment(str(folder))
 
 
 def test_a_trained_model_is_evaluated_with_the_turn_length_of_its_training(

@@ -1,3 +1,5 @@
+import json
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -86,6 +88,25 @@ def test_another_file_or_row_is_refused(tmp_path):
         load_trajectories(path)
     with pytest.raises(DataError, match="unknown kind of file"):
         save_trajectories(tmp_path / "x.csv", [])
+
+
+@pytest.mark.parametrize(("field", "value", "message"), [
+    ("completion_ids", "abc", "transitions.0.completion_ids: Input should be a valid list"),
+    ("completion_ids", [-1], "transitions.0.completion_ids.0: Input should be greater than"),
+    ("logprobs", [0.5, 0.5], "one number per token"),
+    ("messages", [], "transitions.0.messages: List should have at least 1 item"),
+    ("messages", [{"content": "x"}], "transitions.0.messages.0.role: Field required"),
+    ("action", 7, "transitions.0.action: Input should be a valid string"),
+    ("reward", "much", "transitions.0.reward.float: Input should be a valid number"),
+])  # fmt: skip
+def test_a_step_of_another_type_is_refused(tmp_path, field, value, message):
+    path = tmp_path / "x.jsonl"
+    save_trajectories(path, [trajectory(transition())])
+    record = json.loads(path.read_text())
+    record["transitions"][0][field] = value
+    path.write_text(json.dumps(record))
+    with pytest.raises(DataError, match=f"x.jsonl, row 1: not a trajectory.*{message}"):
+        load_trajectories(path)
 
 
 def test_states_are_equal_if_task_actions_and_messages_are():

@@ -180,8 +180,6 @@ def _problems(run: RunConfig) -> Iterator[str]:
     plain = {one.slug: None for one in run.environments if one.attack_on is None}
     for one in run.environments:
         lookup(gym.registry, one.id, kind="environment")
-        if one.num_tasks < 1:
-            yield f"{one.slug}: 'tasks' must be at least 1"
         if one.attack_on is not None:
             lookup(plain, one.attack_on, kind=f"environment attacked by {one.slug}")
     for agent in run.agents:

@@ -6,10 +6,11 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from agent_envs.errors import DataError
 from agent_leaderboard.records.reading import Record, parse_json, read_text, validated
@@ -32,6 +33,15 @@ def make_slug(name: str) -> str:
 
 
 Slug = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,79}$")]
+
+
+def _day(text: str) -> str:
+    """Check the form YYYY-MM-DD."""
+    if date.fromisoformat(text).isoformat() != text:
+        raise ValueError("must have the form YYYY-MM-DD")
+    return text
+
+
 Text = Annotated[str, Field(max_length=2_000)]
 """Names and reasons."""
 
@@ -79,7 +89,7 @@ class EnvironmentRecord(Record):
     """Weight of each active reward term."""
     outcome_terms: list[str] = field(default_factory=list)
     """Reward terms of the outcome, as opposed to the process."""
-    num_tasks: int
+    num_tasks: Annotated[int, Field(ge=1)]
     tasks_sha256: str = ""
     """Digest of the task list."""
     data: list[DataFile] = field(default_factory=list)
@@ -132,7 +142,7 @@ class AgentRecord(Record):
     """Licence of code and model."""
     packages: dict[str, str]
     """Package versions."""
-    date: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$")] | None = None
+    date: Annotated[str, AfterValidator(_day)] | None = None
     """Day on which its run began."""
     commit: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")] | None = None
     """Commit of the checkout that ran it."""

@@ -20,6 +20,13 @@ _COMPATIBLE_SCRIPTS: Final = (
     frozenset(("CJK", "HANGUL")),
 )
 """Scripts that share words in Japanese and in Korean."""
+_SCRIPTS: Final = frozenset(
+    "ARABIC ARMENIAN BENGALI BOPOMOFO CJK CYRILLIC DEVANAGARI ETHIOPIC GEORGIAN GREEK GUJARATI "
+    "GURMUKHI HANGUL HEBREW HIRAGANA IDEOGRAPHIC KANNADA KATAKANA KATAKANA-HIRAGANA KHMER LAO "
+    "MALAYALAM MYANMAR ORIYA SINHALA TAMIL TELUGU THAANA THAI TIBETAN".split()
+)
+"""Recommended scripts of Unicode UAX #31 besides Latin: rarer ones have look-alikes of all Latin
+letters."""
 _LATIN: Final = re.compile(r"^LATIN (?:SMALL |CAPITAL |LETTER )+(?:[A-Z]+ )*?([A-Z])(?: WITH .*)?$")
 _CAPITALS: Final = str.maketrans("ΑΒΕΖΗΙΚΜΝΟΡΤΥΧ", "abezhikmnoptyx")  # noqa: RUF001 - confusables
 _CONFUSABLES: Final = str.maketrans(
@@ -42,6 +49,8 @@ def why_unclear(text: str) -> str | None:
     for word, scripts in words.items():
         if len(scripts) > 1 and not any(scripts <= group for group in _COMPATIBLE_SCRIPTS):
             return f"mixes {' and '.join(sorted(scripts))} in one word, {word!a}"
+    if rare := "".join(map(_rare_letters, words)):
+        return f"contains a letter of a rare script or of phonetics, {rare[0]!a}"
     for word, scripts in words.items() if {"LATIN"} in words.values() else ():
         if scripts - {"LATIN"} and skeleton(word).isascii():
             return f"{word!a} imitates Latin letters"
@@ -61,6 +70,9 @@ def misleading_names(agents: Iterable[Any]) -> Iterator[str]:
     seen: dict[tuple[str, str], Any] = {}
     for agent in agents:
         where = f"agent {agent.slug!r}, field"
+        for word in skeleton(agent.name).split("-"):
+            if (kind := _RESERVED.get(word, agent.kind)) != agent.kind:
+                yield f"{where} 'name': names the kind {kind!r}, and is of another, {agent.kind!r}"
         for name in FIELDS:
             text = getattr(agent, name) or ""
             if why := why_unclear(text):
@@ -84,9 +96,21 @@ def _scripts(word: str) -> set[str]:
     return {unicodedata.name(c, "NONE").split()[0] for c in word if c.isalpha()}
 
 
+def _rare_letters(word: str) -> str:
+    """Return the letters that are not like those of Latin, and of none of `_SCRIPTS`."""
+    letters = (c for c in skeleton(word) if not c.isascii() and c not in "æœþðŋə")
+    return "".join(c for c in letters if not _scripts(c) <= _SCRIPTS)
+
+
 def _base(character: str) -> str:
     """Return a letter without diacritics: nothing for a combining mark."""
     if unicodedata.combining(character):
         return ""
     found = _LATIN.match(unicodedata.name(character, ""))
     return found[1].lower() if found and not character.isascii() else character
+
+
+_RESERVED: Final = {skeleton(kind): kind for kind in ("oracle", "random", "heuristic")} | {
+    "rules": "heuristic"
+}
+"""Kind of agent that each reserved word of a name belongs to."""

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Final
 
 import pydantic
 
+from agent_envs.core.command_line import unique_keys
 from agent_envs.errors import DataError
 
 MAX_FILE_BYTES: Final = 256 * 2**20
@@ -68,7 +69,7 @@ def file_sha256(path: Path) -> str:
 def parse_json(text: str, place: str | Path) -> Any:
     """Parse JSON without repeated keys, nested at most `MAX_DEPTH` deep."""
     try:
-        value = json.loads(text, parse_constant=_refuse_number, object_pairs_hook=_refuse_repeats)
+        value = json.loads(text, parse_constant=_refuse_number, object_pairs_hook=unique_keys)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{place}: is not valid JSON ({error}).") from None
     level = [value]
@@ -81,14 +82,6 @@ def parse_json(text: str, place: str | Path) -> Any:
 
 def _refuse_number(name: str) -> None:
     raise ValueError(f"{name} is not a JSON number")
-
-
-def _refuse_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Readers differ in which of two equal keys they take."""
-    made = dict(pairs)
-    if len(made) != len(pairs):
-        raise ValueError("an object repeats a key")
-    return made
 
 
 def _items(value: Any) -> Iterable[Any]:

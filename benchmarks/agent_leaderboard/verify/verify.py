@@ -46,6 +46,7 @@ from agent_leaderboard.records.results import (
     CHECKSUMS,
     FILES,
     MANIFEST,
+    RESULTS,
     EpisodeResult,
     Run,
     list_episodes,
@@ -179,7 +180,8 @@ def check_folder(run: Path) -> Iterator[str]:
         return
     for entry in entries:
         status = entry.stat(follow_symlinks=False)
-        if entry.name == WORK and stat.S_ISDIR(status.st_mode):
+        is_complete = (run / RESULTS).exists()
+        if entry.name == WORK and stat.S_ISDIR(status.st_mode) and not is_complete:
             continue
         if entry.name not in (*FILES, REPORT, PAGE):
             yield f"{ascii(entry.name)[1:-1]}: is not part of a run"

@@ -1,5 +1,6 @@
 import gzip
 import json
+import os
 
 import pyarrow
 import pyarrow.parquet
@@ -85,3 +86,11 @@ def test_an_error_of_a_custom_reader_names_file_and_row():
     rows = Source("mine.jsonl", 0, lambda: [{"x": {"y": 1}}, {"x": 3}])
     with pytest.raises(DataError, match=r"mine\.jsonl, row 2: TypeError.* A row has x\."):
         spec.read_all(rows)
+
+
+@pytest.mark.parametrize("name", ["pipe.jsonl", "a\0b.jsonl"])
+def test_a_pipe_or_a_name_with_nul_is_refused(tmp_path, name):
+    if "pipe" in name:
+        os.mkfifo(tmp_path / name)
+    with pytest.raises(DataError, match="is no regular file"):
+        read_records(tmp_path / name)

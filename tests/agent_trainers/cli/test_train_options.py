@@ -50,6 +50,7 @@ WRONG = {
         (["--eval_env", json.dumps({"id": TOOLS, "weight": 2})], "weight does nothing"),
         (["--eval_env", TOOLS, "--num_eval_tasks", "0"],
          "--eval_envs does nothing with --num_eval_tasks 0"),
+        (["--env_kwargs", '{"hops": 1, "hops": 2}'], "an object repeats a key"),
         (["--env_kwargs", "{hops: 2}"], "--env_kwargs is not valid JSON"),
         (["--eval_env_kwargs", "[1]"], "--eval_env_kwargs must be a JSON object"),
         (["--model", "./nowhere"], "Model ./nowhere: there is no such folder"),
@@ -62,6 +63,15 @@ WRONG = {
         (["--program", "a:run"], "--program needs --tasks"),
         (["--program", "a:run", "--env", TOOLS], "--env is for environments"),
         (["--config", "twice.yaml"], "twice.yaml: is not valid YAML: 'max_steps' is given twice"),
+        (["--config", "no_value.yaml"], "no_value.yaml: --learning_rate has no value"),
+        (["--config", "no.yaml"], "--env False: Environment `False` doesn't exist"),
+        (["--config", "date.yaml"], "--config date.yaml: is not valid YAML", "type date"),
+        (["--program", "exits:run", "--tasks", "t.jsonl"], "cannot be imported: SystemExit: 3"),
+        (["--program", "raises:run", "--tasks", "t.jsonl"], "imported: RuntimeError: no licence"),
+        (["--program", "json:loads", "--tasks", "t.jsonl", "--program_max_calls", "0"],
+         "program_max_calls must be at least 1"),
+        (["--config", "deep.yaml"], "--config deep.yaml: is not valid YAML", "recursion"),
+        (["--config", "empty_list.yaml"], "env must list at least one environment"),
         *(
             ([f"--{name}", value], f"{name} must be {words}, not {float(value):g}")
             for words, wrong in {
@@ -107,7 +117,11 @@ WRONG = {
 def wrong_inputs(tmp_path, monkeypatch):
     """Work in a folder with files that the commands refuse."""
     files = {
-        "twice.yaml": "max_steps: 3\nmax_steps: 4", "number.py": "x = 3", "t.jsonl": '{"q": 1}',
+        "exits.py": "raise SystemExit(3)", "twice.yaml": "max_steps: 3\nmax_steps: 4",
+        "no_value.yaml": "learning_rate:",
+        "no.yaml": "env: no", "date.yaml": "env_kwargs: {split: 2026-01-01}",
+        "deep.yaml": "a: " + 500 * "[" + 500 * "]", "empty_list.yaml": "envs: []",
+        "number.py": "x = 3", "t.jsonl": '{"q": 1}',
         "broken.yaml": "a: [1\nb: }", "typo.yaml": "learning_rat: 1",
         "number.yaml": "num_generations: 4.5", "raises.py": "raise RuntimeError('no licence')",
         "finished/settings.json": "{}", "finished/results.json": "{}", "project/README.md": "{}",
@@ -184,7 +198,7 @@ def test_help_shows_our_own_options_with_the_defaults_that_hold(capsys):
 def test_the_command_line_wins_over_the_file_and_the_file_over_the_recipe(config_file):
     settings = {"learning_rate": "1e-4", "num_generations": 4, "per_device_train_batch_size": 8,
                 "env_kwargs": {"hops": 3}, "loss_mask": False, "report_to": ["none"],
-                "scale_rewards": False, "top_p": None}  # fmt: skip
+                "scale_rewards": False, "min_p": None}  # fmt: skip
     arguments = [*config_file(**settings), "--num_generations", "2"]
     options, config = parse_arguments(arguments)
     assert (config.learning_rate, config.num_generations, config.loss_mask) == (1e-4, 2, False)

@@ -193,7 +193,7 @@ def test_a_trajectory_file_is_diagnosed_without_any_other_argument(lost, capsys)
 @pytest.mark.parametrize(("arguments", "message"), [
     ((), "required: --trajectories"),
     (("missing.jsonl",), "cannot be read (No such file or directory)"),
-    (("bad.jsonl",), "row 1: not a trajectory (KeyError: 'transitions')"),
+    (("bad.jsonl",), "row 1: not a trajectory: group_id: Field required"),
     (("won.jsonl",), "none of the 1 episodes failed"),
     (("unmeasured.jsonl",), "none of the 1 episodes failed (1 could not be scored"),
 ])  # fmt: skip
