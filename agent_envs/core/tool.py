@@ -30,6 +30,9 @@ from agent_envs.errors import ConfigurationError
 
 DEFAULT_TIMEOUT_SECONDS: Final = 30.0
 DEFAULT_MAX_RESULT_CHARS: Final = 8_000
+MAX_ARGUMENT_CHARS: Final = 20_000
+MAX_ARGUMENT_DEPTH: Final = 20
+"""Limits of the arguments of a `ForeignTool`."""
 
 TOOL_ERROR_TEXT: Final = (
     "The tool '{name}' failed ({exception}). Change the arguments, or go on without it."
@@ -204,6 +207,45 @@ class SchemaTool(Tool):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SchemaTool, (self.name, self.description, self.parameters)
+
+
+class ForeignTool(Tool):
+    """A function of a benchmark with a given schema; only the size of arguments is checked.
+
+    The benchmark itself judges their values: wrong ones are passed on unchanged.
+    """
+
+    def __init__(
+        self, name: str, description: str, parameters: Mapping[str, Any],
+        function: Callable[[Mapping[str, Any]], ToolResult], *, max_result_chars: int,
+    ) -> None:  # fmt: skip
+        """Make a tool; `function` takes the arguments as a mapping."""
+        self.name, self.description, self.parameters = name, description, dict(parameters)
+        self.timeout, self.stateful, self.max_result_chars = None, True, max_result_chars
+        self.function = function
+
+    def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments unchanged; a ValueError if they are too long or too deep."""
+        waiting: list[tuple[Any, int]] = [(dict(arguments), 0)]
+        num_chars = 0
+        while waiting:
+            value, depth = waiting.pop()
+            num_chars += len(value) if isinstance(value, str) else 1
+            if depth > MAX_ARGUMENT_DEPTH:
+                raise ValueError(f"they are nested deeper than {MAX_ARGUMENT_DEPTH} levels")
+            if isinstance(value, int) and abs(value) > 10**18:
+                raise ValueError("they hold an integer of more than 18 digits")
+            if num_chars > MAX_ARGUMENT_CHARS:
+                raise ValueError(f"they hold more than {MAX_ARGUMENT_CHARS} characters")
+            if isinstance(value, dict):
+                value = [piece for pair in value.items() for piece in pair]
+            if isinstance(value, list):
+                waiting += [(piece, depth + 1) for piece in value]
+        return dict(arguments)
+
+    def __call__(self, /, **arguments: Any) -> ToolResult:
+        """Run the function; an argument may have any name."""
+        return self._cut(self.function(arguments))
 
 
 def run_calls(calls: Sequence[tuple[Tool, Mapping[str, Any]]]) -> Iterator[ToolResult]:

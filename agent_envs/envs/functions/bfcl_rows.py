@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from agent_envs.core.lookup import lookup
-from agent_envs.core.tool import Tool, ToolResult
+from agent_envs.core.tool import ForeignTool, ToolResult
 from agent_envs.data.records import read_records
 
 _NON_LIVE: Final = (
@@ -37,8 +37,6 @@ CATEGORIES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Categories, and the package's groups of them; those that need the network are left out."""
 LANGUAGES: Final[Mapping[str, str]] = {"simple_java": "Java", "simple_javascript": "JavaScript"}
-MAX_ARGUMENT_CHARS: Final = 20_000
-MAX_DEPTH: Final = 20
 MAX_RESULT_CHARS: Final = 200_000
 """The category ``multi_turn_long_context`` has long results."""
 _HINTS: Final[Mapping[str | None, str]] = {
@@ -127,64 +125,33 @@ def _read(name: str) -> tuple[dict[str, Any], ...]:
     return tuple(read_records(path, has_lines=True))
 
 
-class FunctionTool(Tool):
-    """A function of a task; only the size of its arguments is checked.
-
-    The benchmark judges their values: wrong ones are executed, or judged, unchanged.
-    """
-
-    def __init__(self, document: Document, language: str | None, run: Callable[..., Any]) -> None:
-        """Make a tool from a document; `run` takes the name in the package, and the arguments."""
-        self.name = tool_name(document["name"])
-        self.original_name: str = document["name"]
-        """Its name in the package, which may have dots."""
-        self.description = document["description"] + _HINTS[language]
-        parameters = document["parameters"]
-        self.parameters = {
-            "type": "object",
-            "properties": {
-                name: _convert(value) if language is None else _as_text(value, language)
-                for name, value in parameters.get("properties", {}).items()
-            },
-            "required": list(parameters.get("required", ())),
-        }
-        self.timeout = None
-        self.stateful = True
-        self.max_result_chars = MAX_RESULT_CHARS
-        self.function = run
-
-    def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        waiting: list[tuple[Any, int]] = [(dict(arguments), 0)]
-        num_chars = 0
-        while waiting:
-            value, depth = waiting.pop()
-            num_chars += len(value) if isinstance(value, str) else 1
-            if depth > MAX_DEPTH:
-                raise ValueError(f"they are nested deeper than {MAX_DEPTH} levels")
-            if isinstance(value, int) and abs(value) > 10**18:
-                raise ValueError("they hold an integer of more than 18 digits")
-            if num_chars > MAX_ARGUMENT_CHARS:
-                raise ValueError(f"they hold more than {MAX_ARGUMENT_CHARS} characters")
-            if isinstance(value, dict):
-                value = [piece for pair in value.items() for piece in pair]
-            if isinstance(value, list):
-                waiting += [(piece, depth + 1) for piece in value]
-        return dict(arguments)
-
-    def run(self, /, **arguments: Any) -> ToolResult:
-        return self._cut(self.function(self.original_name, arguments))
-
-
 def make_tools(
-    documents: tuple[Document, ...], row: Row, run: Callable[..., Any]
-) -> list[FunctionTool]:
-    """Return the tools of the documents of a row."""
-    return [FunctionTool(document, LANGUAGES.get(row.category), run) for document in documents]
+    documents: tuple[Document, ...], row: Row, run: Callable[[str, Mapping[str, Any]], ToolResult]
+) -> list[ForeignTool]:
+    """Return the tools of the documents of a row; `run` takes the package's name and arguments."""
+    language = LANGUAGES.get(row.category)
+    return [
+        ForeignTool(
+            tool_name(document["name"]), document["description"] + _HINTS[language],
+            _schema(document["parameters"], language),
+            functools.partial(run, document["name"]), max_result_chars=MAX_RESULT_CHARS,
+        )
+        for document in documents
+    ]  # fmt: skip
 
 
 def tool_name(name: str) -> str:
     """Return a function's name without dots, as models with function calling write it."""
     return name.replace(".", "_")
+
+
+def _schema(parameters: Mapping[str, Any], language: str | None) -> dict[str, Any]:
+    properties = {
+        name: _convert(value) if language is None else _as_text(value, language)
+        for name, value in parameters.get("properties", {}).items()
+    }
+    required = list(parameters.get("required", ()))
+    return {"type": "object", "properties": properties, "required": required}
 
 
 def _convert(schema: Mapping[str, Any]) -> dict[str, Any]:
