@@ -41,6 +41,8 @@ ENVIRONMENTS: Final = (
     _spec("ScienceWorld", "games.science_world:ScienceWorldEnv", 200),
     _spec("WebShop", "web.web_shop:WebShopEnv", 15),
     _spec("BFCL", "functions.bfcl:BFCLEnv", 60),
+    _spec("Tau2Retail", "dialogue.tau2:Tau2RetailEnv", 50),
+    _spec("Tau2Airline", "dialogue.tau2:Tau2AirlineEnv", 50),
     _spec("SyntheticMultiHop", "synthetic.multi_hop:SyntheticMultiHopEnv", 4),
     _spec("SyntheticLongHorizon", "synthetic.multi_hop:SyntheticMultiHopEnv", 10, questions=3),
     _spec("SyntheticArithmetic", "synthetic.tool_chains:SyntheticArithmeticEnv", 10),

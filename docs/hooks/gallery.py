@@ -32,6 +32,7 @@ EXTRAS: Final = {
     "scienceworld": ("ScienceWorld",),
     "webshop": ("WebShop",),
     "bfcl": ("BFCL",),
+    "tau2": ("Tau2Retail", "Tau2Airline"),
 }
 MAX_CHARS: Final = 600
 """Longer messages of a transcript are cut."""

@@ -17,7 +17,9 @@ def check_declarations(env):
     env.reset(seed=0)
     kind, *_, info = type(env.unwrapped), *env.step("")
     functions = [entry["function"] for entry in info["tools"]]
-    if env.spec.id != "AgentR1/BFCL-v0":  # there, each task has its own functions
+    if env.spec.id.startswith("AgentR1/Tau2"):  # names alone, since arguments are many
+        assert kind.tool_signatures == tuple(function["name"] for function in functions)
+    elif env.spec.id != "AgentR1/BFCL-v0":  # there, each task has its own functions
         assert kind.tool_signatures == tuple(
             f"{function['name']}({', '.join(function['parameters']['properties'])})"
             for function in functions

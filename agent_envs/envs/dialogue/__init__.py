@@ -1,0 +1,1 @@
+"""Dialogues with a user."""
