@@ -19,9 +19,10 @@ from agent_envs.core.tool import ForeignTool, ToolResult
 from agent_envs.core.tool_env import ToolEnv
 from agent_envs.envs.dialogue.users import STOP, User, make_user
 from agent_envs.formats.actions import ParsedAction
+from agent_envs.judges import Endpoint, Judge
 from agent_envs.tools.calculator import make_calculator_tool
 
-Judge = Callable[[Sequence[str], Sequence[Message]], Sequence[bool] | Awaitable[Sequence[bool]]]
+Decide = Callable[[Sequence[str], Sequence[Message]], Sequence[bool] | Awaitable[Sequence[bool]]]
 """Takes the assertions of a task and the conversation with its calls and results (``tool``), and
 returns whether each assertion is met. An exception leaves the episode without a result."""
 Changes = dict[str, dict[str, Any]]
@@ -57,7 +58,7 @@ class Tau2Env(ToolEnv):
         "success", "database", "communicated", "assertions", "num_unjudged", *ToolEnv.metric_names
     )  # fmt: skip
     not_in_snapshots = frozenset(
-        {"default_system_prompt", "_domain", "_numbers", "_user", "_judge"}
+        {"default_system_prompt", "_domain", "_numbers", "_user", "_decide"}
     )
 
     def __init__(
@@ -65,7 +66,7 @@ class Tau2Env(ToolEnv):
         *,
         split: str = "train",
         user: User | str | Mapping[str, Any] = "script",
-        judge: Judge | str | None = None,
+        judge: Decide | str | Mapping[str, Any] | None = None,
         parallel_calls: bool = False,
         **shared: Any,
     ) -> None:
@@ -76,8 +77,9 @@ class Tau2Env(ToolEnv):
             user: ``"script"``, made from the task's facts; a function of the task's instructions
                 and the conversation, or its import path; or arguments of `UserModel` for a model
                 behind an endpoint: ``{"base_url": ..., "model": ...}``.
-            judge: A function, or its import path, that decides on the assertions in natural
-                language (see `Judge`); without one they have no influence.
+            judge: Decides on the assertions in natural language, which have no influence without
+                it: a function of assertions and conversation (see `Decide`), its import path, or
+                arguments of `agent_envs.judges.Endpoint`: ``{"base_url": ..., "model": ...}``.
             parallel_calls: Whether a turn may hold several calls, which the policy forbids.
             shared: Arguments of `ToolEnv`.
         """
@@ -86,7 +88,7 @@ class Tau2Env(ToolEnv):
         ids = lookup(self._domain.splits, split, kind="split")
         self._numbers = [n for n, row in enumerate(self._domain.rows) if row["id"] in ids]
         self._user = make_user(user)
-        self._judge = lookup_or_import({}, judge, kind="judge") if isinstance(judge, str) else judge
+        self._decide = _make_judge(judge)
         prompt = PROMPT.format(policy=self._domain.policy)
         self.default_system_prompt = prompt  # type: ignore[misc] # the policy is in the package
         tools = list(self._domain.make_tools(self._call))
@@ -171,8 +173,8 @@ class Tau2Env(ToolEnv):
         """Judge the episode."""
         self._has_ended = True
         assertions = self.task.data["nl_assertions"] or ()
-        if self._judge is not None and assertions:
-            verdicts = resolve(self._judge(assertions, self._log))
+        if self._decide is not None and assertions:
+            verdicts = resolve(self._decide(assertions, self._log))
             self._verdicts = [bool(v) for _, v in zip(assertions, verdicts, strict=True)]
         if self.metrics()["success"]:  # also where nothing may change
             self.noted["progress"] += self._progress.advance(1.0)
@@ -324,6 +326,27 @@ def _reference_changes(name: str, number: int) -> Mapping[tuple[str, str], Any]:
     for action in domain.rows[number]["evaluation_criteria"]["actions"]:
         domain.call(changes, action["name"], action["arguments"])  # some are meant to fail
     return domain.changed(changes)
+
+
+def _make_judge(judge: Decide | str | Mapping[str, Any] | None) -> Decide | None:
+    if isinstance(judge, Mapping):
+        return functools.partial(_ask, Endpoint(**judge))
+    return lookup_or_import({}, judge, kind="judge") if isinstance(judge, str) else judge
+
+
+def _ask(endpoint: Endpoint, assertions: Sequence[str], log: Sequence[Message]) -> list[bool]:
+    """Let a model decide on assertions, each a criterion with the scores 0 and 1."""
+    named = {f"assertion_{n}": text for n, text in enumerate(assertions, 1)}
+    rubric = [{"name": n, "description": text, "scale": (0, 1)} for n, text in named.items()]
+    observations, actions = [""], []
+    for message in log:
+        if message["role"] == "assistant":
+            actions.append(message["content"])
+            observations.append("")
+        else:
+            observations[-1] += f"{message.get('name', 'user')}: {message['content']}\n"
+    (scores,) = Judge(rubric, endpoint).judge(observations[: len(actions)], actions).scores
+    return [bool(scores[name]) for name in named]
 
 
 def _share(are_right: Sequence[bool]) -> float:

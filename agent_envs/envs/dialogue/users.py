@@ -5,14 +5,13 @@ of the agent (``assistant``) and the user. It returns what the user says next. A
 in `STOP` ends the conversation.
 """
 
-import os
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
-from agent_envs.core.lookup import lookup_or_import, require_extra
+from agent_envs.core.lookup import lookup_or_import
 from agent_envs.core.messages import Message
-from agent_envs.errors import ServerError
+from agent_envs.core.model_server import ServerClient
 
 Instructions = Mapping[str, Any]
 """Texts in the second person, by the names of tau2: ``reason_for_call``, ``known_info``,
@@ -100,39 +99,23 @@ class UserModel:
     """A language model on an OpenAI-compatible server as the user; needs the extra ``openai``."""
 
     def __init__(
-        self, *, base_url: str, model: str, api_key_env: str = "OPENAI_API_KEY", **request: Any
+        self, *, base_url: str, model: str, api_key_env: str | None = None, **request: Any
     ) -> None:
-        """Name the server, such as ``http://localhost:8000/v1``, and the model.
-
-        `api_key_env` is the environment variable of the server's key, if it needs one; `request`
-        are arguments of each request, such as ``temperature``.
-        """
-        require_extra("openai", "A model as the user", "openai")
-        self._url, self._key_env, self._request = base_url, api_key_env, {"model": model, **request}
+        """Prepare the connection, as for `ServerClient`; `request`: more arguments of requests."""
+        self._client = ServerClient(base_url, model=model, api_key_env=api_key_env)
+        self._request = {"model": model, **request}
 
     def __call__(self, instructions: Instructions, conversation: Sequence[Message]) -> str:
-        """Return the next message of the user.
-
-        Raises:
-            ServerError: If the server gives no reply; the episode then has no result.
-        """
-        import openai
-
+        """Return the next message; a ServerError, which leaves the episode unscored, if none."""
         texts = (f"{name}: {text}" for name, text in instructions.items() if text)
-        messages: Any = [{"role": "system", "content": PROMPT + "\n".join(texts)}]
+        messages = [{"role": "system", "content": PROMPT + "\n".join(texts)}]
         roles = {"assistant": "user", "user": "assistant"}
         messages += [{"role": roles[m["role"]], "content": m["content"]} for m in conversation]
-        key = os.environ.get(self._key_env) or "none"
-        try:
-            with openai.OpenAI(base_url=self._url, api_key=key, timeout=60.0) as client:
-                create: Any = client.chat.completions.create
-                reply = create(messages=messages, **self._request).choices[0].message.content
-            return str(reply.strip())
-        except (openai.OpenAIError, ValueError, TypeError, IndexError, AttributeError) as error:
-            # without the server's words, which may quote the key
-            reason = f"{type(error).__name__} {getattr(error, 'status_code', '')}".strip()
-            text = f"{self._url}: the model of the user gave no reply ({reason})."
-            raise ServerError(text) from None
+        create: Any = self._client.api.chat.completions.create
+        reply = self._client.call(create, messages=messages, **self._request)
+        if not (reply.choices and reply.choices[0].message.content):
+            raise self._client.error("the model of the user gave no reply")
+        return str(reply.choices[0].message.content.strip())
 
 
 def make_user(user: User | str | Mapping[str, Any]) -> User:

@@ -14,8 +14,10 @@ import gymnasium as gym
 import pytest
 
 from agent_envs import ENVIRONMENTS, MissingExtraError
+from agent_envs.errors import ServerError
 from agent_envs.testing import find_detour, play_ways
 from tests.agent_envs.envs.playing import answer, call, make, solve
+from tests.agent_envs.judges.judge_server import serving
 
 IDS = {"retail": "AgentR1/Tau2Retail-v0", "airline": "AgentR1/Tau2Airline-v0"}
 
@@ -276,6 +278,30 @@ def test_assertions_count_if_there_is_a_judge(retail, verdict, success, assertio
         assert given == texts
         assert conversation[-1] == {"role": "assistant", "content": "Done. 10"}
         assert {each["role"] for each in conversation} == {"assistant", "user", "tool"}
+
+
+@pytest.mark.parametrize("score", [1, 0])
+def test_a_model_behind_an_endpoint_decides_on_assertions(retail, score):
+    def reply(_):
+        return 200, json.dumps({"reason": "It says so.", "assertion_1": score})
+
+    with serving(reply) as (url, requests):
+        judge = {"base_url": url, "model": "m"}
+        _, info = solve(make(retail, 2, split="base", judge=judge), 2)
+    assert info["metrics"]["success"] == info["metrics"]["assertions"] == score
+    (request,) = requests
+    system, record = (message["content"] for message in request["messages"])
+    assert "10 t-shirt options" in system
+    assert "Done. 10" in record.splitlines()[-2]
+    assert "return_delivered_order_items: {" in record  # a call and its result
+
+
+def test_a_judge_without_a_judgement_leaves_no_score(retail, monkeypatch):
+    monkeypatch.setattr("agent_envs.judges.endpoint.PAUSE_SECONDS", 0)
+    with serving(lambda _: (200, "1 of course")) as (url, _):
+        env = make(retail, 2, split="base", judge={"base_url": url, "model": "m"})
+        with pytest.raises(ServerError, match="cannot be scored"):
+            solve(env, 2)
 
 
 def test_assertions_of_airline_are_a_metric_only(airline):
