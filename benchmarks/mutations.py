@@ -32,7 +32,9 @@ MODULES: Final[Mapping[str, str]] = {
     "agent_envs/core/rewards.py": (
         "agent_envs/core/test_rewards.py agent_envs/core/test_tool_env.py"
     ),
-    "agent_envs/scoring/answers.py": "agent_envs/scoring/test_answers.py",
+    "agent_envs/scoring/answers.py": (
+        "agent_envs/scoring/test_answers.py agent_envs/scoring/test_two_wiki.py"
+    ),
     "agent_envs/scoring/statistics.py": "agent_envs/scoring/test_statistics.py",
     "agent_trainers/algorithms/gae.py": "agent_trainers/algorithms/test_advantages.py",
     "agent_trainers/algorithms/group_estimators.py": "agent_trainers/algorithms",
@@ -44,6 +46,9 @@ MODULES: Final[Mapping[str, str]] = {
 """Tests of each module, below `tests`."""
 EXPLAINED: Final[Mapping[str, str]] = {
     "*, solved: bool": "equivalent: the star only makes the argument a keyword",
+    "if number > 0:": "equivalent: a number of actions is never negative",
+    "{found[-300:]}": "only how much of a long value an error shows",
+    "float(num_right == len(cited)": "equivalent for >=: no more facts are right than are cited",
     "@dataclass(frozen=True": "nothing changes a record, so whether it is frozen shows nowhere",
 }
 """Why mutants of a line survive, by a part of the line."""

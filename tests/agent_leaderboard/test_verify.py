@@ -2,6 +2,7 @@
 
 import dataclasses
 import shutil
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -29,6 +30,8 @@ from agent_leaderboard.records.results import (
 )
 from agent_leaderboard.report.tables import write_reports
 from agent_leaderboard.verify import claims
+from agent_leaderboard.verify.verify import _jobs as make_jobs
+from agent_leaderboard.verify.verify import check_episodes
 from agent_leaderboard.verify.verify import check_run as verify
 from agent_trainers.trajectory import StopReason
 from tests.agent_leaderboard.runs import (
@@ -39,6 +42,7 @@ from tests.agent_leaderboard.runs import (
     write_rows,
 )
 
+PUBLISHED_RUN = Path(__file__).parents[2] / "benchmarks" / "results" / "leaderboard"
 SCORED = (
     "actions", "rewards", "reward_terms", "errors", "metrics", "return", "success", "stop_reason",
     "environment", "agent",
@@ -55,6 +59,16 @@ def test_an_unchanged_run_verifies_and_every_episode_is_replayed(small_run, smal
     assert verification.problems == []
     assert verification.num_replayed == verification.num_episodes == 3 * (6 + 4 + 4)
     assert "Verified in full: 42 of 42" in verification.summary()
+
+
+@pytest.mark.parametrize("slug", ["command-line", "synthetic-multi-hop", "synthetic-table-edited"])
+def test_published_episodes_still_replay(slug):
+    """A change of an environment needs the published run again."""
+    run = read_run(PUBLISHED_RUN)
+    others = {one.slug: "" for one in run.manifest.environments if one.slug != slug}
+    job, *_ = (one for one in make_jobs(run, others, None) if one[0].agent.kind == "heuristic")
+    chunk, results = dataclasses.replace(job[0], episodes=job[0].episodes[:3]), job[1][:3]
+    assert check_episodes((chunk, results)) == ([], 0)
 
 
 def test_without_data_the_rest_is_replayed_and_changes_break_the_checksum(small_run, copy):

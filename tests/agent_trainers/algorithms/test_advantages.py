@@ -200,6 +200,7 @@ def test_a_truncated_episode_bootstraps_and_a_terminated_one_does_not():
         ended = estimate(name, [STEPS], **RAW, bootstrap_values=[3.0])
         assert ended[0] == pytest.approx(estimate(name, [STEPS], **RAW)[0])
         assert not np.allclose(estimate(name, [cut], **RAW, bootstrap_values=[3.0])[0], ended[0])
+        assert estimate(name, [cut], **RAW)[0] == pytest.approx(ended[0])  # without, it is 0
 
 
 def test_gae_token_runs_over_action_tokens():
@@ -207,6 +208,10 @@ def test_gae_token_runs_over_action_tokens():
     # 0.13, 0.66, 1.6; A_2 = 1.6, A_1 = 0.66 + 0.72 * 1.6 = 1.812, A_0 = 0.13 + 0.72 * 1.812
     (advantages,) = estimate("gae_token", [STEPS], gamma=0.9, lam=0.8, **RAW)
     assert advantages == pytest.approx([1.43464, 1.812, 1.6])
+    # the reward comes with the last token
+    four = Episode("g", [1.0], lengths=[4])
+    (advantages,) = estimate("gae_token", [four], values=[[np.zeros(4)]], gamma=0.5, whiten=False)
+    assert advantages == pytest.approx([0.125, 0.25, 0.5, 1.0])
 
 
 def test_without_the_mask_observation_tokens_decay_the_credit():
@@ -228,14 +233,19 @@ def test_gae_bilevel_gives_steps_their_return_and_tokens_a_share():
     assert advantages == pytest.approx([-0.15 + 0.25 * 1.812, 1.812, 1.6])
     (plain,) = estimate("gae_bilevel", [STEPS], gamma=0.9, lam=0.8, **RAW)
     assert plain == pytest.approx([2.512 - 0.5, 2.512 - 0.7, 1.6])
+    # the value of a step is that of its first token: A_1 = 2 - 0.4, A_0 as in gae_step
+    late = replace(STEPS, lengths=[1, 2])
+    values = [[np.array([0.5]), np.array([0.4, 0.6])]]
+    (plain,) = estimate("gae_bilevel", [late], values=values, gamma=0.9, lam=0.8, whiten=False)
+    assert plain == pytest.approx([2.512 - 0.5, 1.6, 2.0 - 0.6])
 
 
 @pytest.mark.parametrize("name", ADVANTAGE_ESTIMATORS)
 def test_an_episode_that_could_not_be_scored_is_left_out(name):
     failed = Episode("g", [5.0], is_scorable=False)  # not binary: max_rl does not read it
     pair = group([1.0], [0.0])
-    with_failure = estimate_all(name, [*pair, failed])
-    assert with_failure[2].shape == (0,)
+    with_failure = estimate_all(name, [pair[0], failed, pair[1]])
+    assert with_failure[1].shape == (0,)
     assert np.concatenate(with_failure) == pytest.approx(np.concatenate(estimate_all(name, pair)))
 
 
@@ -298,6 +308,7 @@ def divides(episodes):
         ("grpo_stp", [], {}, "Did you mean 'grpo_step'"),
         (divides, group([1.0], [0.0]), {}, r"divides returned .* for episode 1 of 2.*0\.0"),
         ("gae_step", [STEPS], {"values": [[np.zeros(2)]]}, "has 1 entries for 2 steps"),
+        ("gae_step", [STEPS], {"values": [3 * [np.zeros(2)]]}, "has 3 entries for 2 steps"),
         ("max_rl", group([1.0], [0.3]), {}, r"returns of 0 or 1, but group 'g' has \[1.0, 0.3\]"),
         ("gae_token", [STEPS], {"values": [[np.zeros(1), np.zeros(1)]]},
          "Step 0 has 2 action tokens and 1 values"),
