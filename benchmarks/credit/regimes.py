@@ -6,11 +6,9 @@ start with every seed, and writes ``regimes.md``. Results are kept in ``--work``
 resumes.
 """
 
-import datetime
 import json
 import math
 import re
-import shlex
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +26,6 @@ from agent_envs.core.lookup import lookup
 from agent_envs.errors import ConfigurationError
 from agent_envs.scoring.statistics import MAX_EXACT_PERMUTATION
 from agent_trainers.cli.arguments import parse, run_command
-from agent_trainers.cli.results import versions
 from benchmarks.credit.regime_run import run_cell
 from benchmarks.credit.regimes_report import (
     BASELINE,
@@ -39,7 +36,7 @@ from benchmarks.credit.regimes_report import (
 )
 from benchmarks.grid import Grid, Result
 from benchmarks.learning_run import LONG_HORIZON, MULTI_HOP, LearningRun
-from benchmarks.papers_table import POWER, write_page
+from benchmarks.papers_table import POWER, run_facts, write_page
 
 PROGRAM: Final = "python -m benchmarks.credit.regimes"
 TARGET_KL: Final = (0.005, 0.01)
@@ -172,12 +169,9 @@ def _run(arguments: list[str]) -> None:
         tuned = run(run_cells(options, options.starts[:1], options.tuning_seeds))
         rates = choose_rates(options, tuned)
         results = run(run_cells(options, options.starts, options.seeds, rates))
-    seconds = [r["seconds"] for r in (*starts.values(), *tuned.values(), *results.values())]
+        stored = grid.stored()
     facts = {
-        "command": shlex.join([*PROGRAM.split(), *arguments]),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "hours": sum(seconds) / 3600, "num_cells": len(seconds), "versions": versions(),
-        "settings": asdict(options), "learning_rates": rates,
+        **run_facts(PROGRAM, arguments, options, stored), "learning_rates": rates,
         "starts": {name: result["success"] for name, result in starts.items()},
         "tuning": {name: [r["kl"], r["seconds"]] for name, r in tuned.items()}, "runs": results,
     }  # fmt: skip
@@ -295,7 +289,7 @@ def _method(options: RegimesArguments, facts: Mapping[str, Any]) -> str:
     starts = "; ".join(f"{name}: {100 * value:.1f} %" for name, value in facts["starts"].items())
     return "\n\n".join([
         "# Credit by regime",
-        f"`{facts['command']}`, {facts['date']}: {facts['num_cells']} cells, {facts['hours']:.1f} "
+        f"`{facts['command']}`, {facts['date']}: {facts['num_runs']} cells, {facts['hours']:.1f} "
         "CPU hours. " + ", ".join(f"{n} {v}" for n, v in facts["versions"].items()) + ".",
         "Environment steps until the mean success of the last training episodes ("
         + ", ".join(f"{name}: {REGIMES[name].window}" for name in options.regimes)
