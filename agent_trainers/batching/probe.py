@@ -19,6 +19,7 @@ _ROUNDING: Final = 2e3
 """Accepted difference in units of the precision, since batches add in another order."""
 _MAX_DIFFERENCE: Final = 0.05
 """Accepted difference relative to the spread of log-probabilities, whatever the precision."""
+_TINY_VOCABULARY: Final = 1000
 
 
 class Probe:
@@ -26,7 +27,7 @@ class Probe:
 
     def __init__(self, model: Any, temperature: float = 1.0) -> None:
         self.model, self._temperature = model, temperature
-        size = int(model.config.get_text_config().vocab_size)
+        size = vocabulary_size(model)
         self.prompts = [[token % size for token in ids] for ids in _PROMPTS]
         self.completions = [[token % size for token in ids] for ids in _COMPLETIONS]
 
@@ -97,6 +98,16 @@ def without_dropout(*models: Any) -> Iterator[None]:
     finally:
         for model, training in zip(models, was_training, strict=True):
             model.train(training)
+
+
+def vocabulary_size(model: Any) -> int:
+    """Return the number of tokens for which a model has logits."""
+    return int(model.config.get_text_config().vocab_size)
+
+
+def is_tiny(model: Any) -> bool:
+    """Return whether a model is one for tests and examples, by its vocabulary."""
+    return vocabulary_size(model) < _TINY_VOCABULARY
 
 
 def without_router_loss(model: Any) -> dict[str, bool]:

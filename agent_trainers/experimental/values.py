@@ -30,6 +30,7 @@ from agent_envs.data.files import write_json
 from agent_envs.errors import ConfigurationError, DataError
 from agent_trainers.batching.collate import pad_rows
 from agent_trainers.batching.micro_batch import pack
+from agent_trainers.batching.probe import is_tiny
 from agent_trainers.cli.arguments import notifier, parse, run_command
 from agent_trainers.cli.model_options import model_path
 from agent_trainers.experimental.diagnose import name_file
@@ -49,7 +50,6 @@ NUM_BINS: Final = 10
 _HELD_OUT: Final = 0.1
 _MAX_GRADIENT_NORM: Final = 1.0
 _WARMUP: Final = 0.1
-_TINY_VOCABULARY: Final = 1000
 notify = notifier(PROGRAM)
 _TARGETS: Final = {
     "success": "the chance that the episode succeeds",
@@ -106,8 +106,7 @@ def run(arguments: Sequence[str]) -> None:
     critic, tokenizer = CriticModel(model), load_tokenizer(model)
     if torch.accelerator.is_available():
         critic.to(torch.accelerator.current_accelerator())
-    is_tiny = critic.body.config.get_text_config().vocab_size < _TINY_VOCABULARY
-    learning_rate = options.learning_rate or (1e-3 if is_tiny else 1e-5)
+    learning_rate = options.learning_rate or (1e-3 if is_tiny(critic.body) else 1e-5)
     epochs = fit(critic, train, choice, epochs=options.epochs, learning_rate=learning_rate, rng=rng)
     errors = list(tqdm(epochs, total=options.epochs, desc="training", unit="epoch", disable=None))
     measured = measure(critic, test)

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ import torch
 from agent_envs.core.messages import Message
 from agent_envs.core.model_server import ServerClient
 from agent_envs.errors import ConfigurationError
-from agent_trainers.batching.probe import supports
+from agent_trainers.batching.probe import is_tiny, supports, vocabulary_size
 from agent_trainers.batching.shared_prefix import original_context
 from agent_trainers.policies.guided import Guide, Guides
 from agent_trainers.policies.models import check_model, load_model, load_tokenizer
@@ -32,7 +32,6 @@ from agent_trainers.policies.sampling import (
 from agent_trainers.policies.slots import SlotStream, can_serve
 from agent_trainers.recipes import find_turn_length
 
-_TINY_VOCABULARY: Final = 1000
 Complete = Callable[[list[list[int]], list[np.random.Generator], list[Any]], list[Completion]]
 """Samples a completion for each prompt, with its generator and guide; see `start_guide`."""
 
@@ -139,11 +138,10 @@ def transformers_policy(
         sampling: Further fields of `SamplingSettings`.
     """
     model.eval()
-    is_tiny = vocabulary_size(model) < _TINY_VOCABULARY
-    if not is_tiny and torch.accelerator.is_available():
+    if not is_tiny(model) and torch.accelerator.is_available():
         model.to(torch.accelerator.current_accelerator())
     settings = SamplingSettings(
-        max_new_tokens=max_new_tokens or (24 if is_tiny else 512),
+        max_new_tokens=max_new_tokens or (24 if is_tiny(model) else 512),
         eos_token_ids=eos_ids(model.generation_config.eos_token_id, tokenizer),
         pad_token_id=tokenizer.pad_token_id or 0,
         **sampling,
@@ -281,11 +279,6 @@ def eos_ids(declared: int | list[int] | None, tokenizer: Any) -> tuple[int, ...]
     """Return the tokens that end a turn: the tokenizer's and those the model declares."""
     ids = [declared] if isinstance(declared, int) else list(declared or ())
     return tuple(dict.fromkeys([tokenizer.eos_token_id, *ids]))
-
-
-def vocabulary_size(model: Any) -> int:
-    """Return the number of tokens for which a model has logits."""
-    return int(model.config.get_text_config().vocab_size)
 
 
 def context_length(model: Any) -> int:

@@ -30,11 +30,11 @@ from agent_trainers.programs.program import (
     make_runner,
     read_outcome,
 )
+from agent_trainers.rollout.collector import OnEnd
 from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.tasks.sources import TaskSource
 from agent_trainers.trajectory import StopReason, Trajectory
 
-OnEnd = Callable[[Trajectory], object]
 PROCESSES_PER_CORE: Final = 4
 """Programs wait for the model most of the time."""
 

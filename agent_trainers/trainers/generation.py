@@ -11,14 +11,9 @@ import numpy as np
 from trl.models import unwrap_model_for_generation
 
 from agent_envs.errors import ConfigurationError
-from agent_trainers.batching.probe import without_dropout
+from agent_trainers.batching.probe import vocabulary_size, without_dropout
 from agent_trainers.policies.guided import Guide, Guides
-from agent_trainers.policies.local import (
-    TokenPolicy,
-    context_length,
-    has_slots_for,
-    vocabulary_size,
-)
+from agent_trainers.policies.local import TokenPolicy, context_length, has_slots_for
 from agent_trainers.policies.policy import Schemas
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.policies.sampling import Completion, SamplingSettings, sample
