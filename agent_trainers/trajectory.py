@@ -249,11 +249,7 @@ def load_trajectories(path: str | Path) -> list[Trajectory]:
 
 
 def check_kind(path: str | Path) -> None:
-    """Refuse a file name without a suffix of trajectories.
-
-    Raises:
-        DataError: If the suffix is another; names the known ones.
-    """
+    """Raise a DataError that names the known suffixes if a file has another."""
     if not str(path).endswith(SUFFIXES):
         raise DataError(f"{path}: unknown kind of file. Use one of {', '.join(SUFFIXES)}.")
 

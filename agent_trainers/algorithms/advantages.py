@@ -78,11 +78,7 @@ def estimate(
 
 
 def find_estimator(estimator: str | Estimator) -> Estimator:
-    """Return the estimator of a name or import path, or the given one.
-
-    Raises:
-        UnknownNameError: If there is no such estimator.
-    """
+    """Return the estimator of a name or import path, or the given one; refuse unknown names."""
     if callable(estimator):
         return estimator
     return lookup_or_import(ADVANTAGE_ESTIMATORS, estimator, kind="advantage estimator")

@@ -27,10 +27,7 @@ _SCHEDULES = TypeAdapter(dict[str, Schedule])
 
 
 def parse_schedules(value: str | Mapping[str, Any] | None) -> dict[str, Schedule]:
-    """Return the schedule of each reward term.
-
-    Args:
-        value: JSON text or a mapping, ``{term: {"kind": ..., ...}}``.
+    """Return the schedule of each reward term from JSON text or ``{term: {"kind": ..., ...}}``.
 
     Raises:
         ConfigurationError: If it is malformed; names the term and the field.
@@ -46,13 +43,10 @@ def parse_schedules(value: str | Mapping[str, Any] | None) -> dict[str, Schedule
 def reward_factors(
     schedules: Mapping[str, Schedule], progress: float, log: Sequence[Mapping[str, Any]]
 ) -> dict[str, float]:
-    """Return the current factor of each scheduled reward term.
+    """Return the factor of each scheduled reward term at a completed share of the run, 0 to 1.
 
-    Args:
-        schedules: See `parse_schedules`.
-        progress: Completed share of the run, 0 to 1.
-        log: The trainer's log so far. Checkpoints hold it, so a resumed run knows which targets
-            were met.
+    `log` is the trainer's so far. Checkpoints hold it, so a resumed run knows which targets were
+    met.
     """
     return {name: _factor(schedule, progress, log) for name, schedule in schedules.items()}
 

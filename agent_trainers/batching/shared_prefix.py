@@ -35,12 +35,7 @@ class Aligned(NamedTuple):
 
 
 def align(rows: Mapping[str, torch.Tensor]) -> Aligned:
-    """Move rows to the left.
-
-    Args:
-        rows: ``prompt_ids``, ``prompt_mask``, ``completion_ids``, ``completion_mask`` as `collate`
-            makes them: prompts padded on the left, completions on the right.
-    """
+    """Move the rows of `collate`, whose prompts are padded on the left, to the left."""
     ids = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)  # (B, P + T)
     lengths = rows["prompt_mask"].sum(dim=1, keepdim=True)  # (B, 1)
     ends = lengths + rows["completion_mask"].sum(dim=1, keepdim=True)  # (B, 1)
@@ -168,13 +163,8 @@ def forward_shared(
     """Score the completions of rows that begin with prompts in common.
 
     Relies on: what `forward_rows` does, and a model that continues from a `DynamicCache` with
-    a gradient.
-
-    Args:
-        model: The policy, wrapped or not.
-        body: The same without its language-model head, unwrapped.
-        rows: See `collate`.
-        groups: Which of them begin with the same prompt.
+    a gradient. `model` may be wrapped; `body` is the same without its language-model head,
+    unwrapped. `rows` are those of `collate`.
     """
     cache = DynamicCache(config=body.config)
     width = rows["completion_ids"].size(1)

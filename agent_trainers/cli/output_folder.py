@@ -104,12 +104,7 @@ def open_run(
 def read_arguments(
     make_parser: Callable[[Sequence[str]], Any], arguments: Sequence[str]
 ) -> tuple[Sequence[str], Any, Any]:
-    """Return arguments, their parser and their values; with ``--resume`` also those of the run.
-
-    Args:
-        make_parser: Returns the parser for a command line.
-        arguments: The given command line.
-    """
+    """Return arguments, their parser and their values; with ``--resume`` also those of the run."""
     parser = make_parser(arguments)
     values = parser.read(arguments)
     if values.resume:

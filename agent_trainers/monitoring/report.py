@@ -51,11 +51,8 @@ def plot_learning_curve(
 ) -> None:
     """Write a PNG of success and return by optimiser step.
 
-    Args:
-        path: File to write.
-        history: The trainer's log: entries with ``step``, ``reward`` and perhaps ``success``.
-        before: Success in evaluation before training, if measured.
-        after: The same after training.
+    `history` is the trainer's log: entries with ``step``, ``reward`` and perhaps ``success``.
+    `before` and `after` are success in evaluation before and after training, if measured.
     """
     from matplotlib.figure import Figure
 

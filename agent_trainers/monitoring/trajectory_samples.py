@@ -85,10 +85,7 @@ def step_tokens(
 ) -> list[StepTokens]:
     """Return the action tokens of each step of a trajectory, as they were trained.
 
-    Args:
-        record: The batch.
-        episode: Index of the trajectory.
-        new_logprobs: Log-probabilities of the updated policy, (B, T).
+    `new_logprobs`, (B, T), are those of the updated policy.
     """
     advantages = _array(record.tensors.get("advantages"))
     values = _array(record.tensors.get("old_values"))

@@ -155,20 +155,12 @@ class StepAnswer(BaseModel):
 
 
 def read_reset(answer: Any) -> dict[str, Any]:
-    """Return the `info` of a reset.
-
-    Raises:
-        TypeError: If a part has the wrong type; names the part and its value.
-    """
+    """Return the checked `info` of a reset; a TypeError names a wrong part and its value."""
     return _read(("observation", "info"), "reset", answer).info
 
 
 def read_step(answer: Any) -> StepAnswer:
-    """Return the checked result of a step; after the end of a task it needs no state.
-
-    Raises:
-        TypeError: If a part has the wrong type; names the part and its value.
-    """
+    """Return the checked result of a step, as `read_reset`; after the end it needs no state."""
     return _read(tuple(StepAnswer.model_fields), "step", answer)
 
 

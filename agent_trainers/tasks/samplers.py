@@ -60,10 +60,7 @@ class Curriculum(BaseModel):
 
 
 def parse_curriculum(value: str | Mapping[str, Any] | None) -> Curriculum | None:
-    """Return a curriculum; None without one.
-
-    Args:
-        value: A kind, such as ``levels``, or JSON text or a mapping, ``{"kind": ..., ...}``.
+    """Return the curriculum, if any, of a kind (``levels``), JSON text or ``{"kind": ..., ...}``.
 
     Raises:
         ConfigurationError: If it is malformed; names the field.

@@ -97,9 +97,8 @@ class Extension:
 def make_extensions(value: str | None, advantage_estimator: str) -> list[Extension]:
     """Return the extensions of a setting, and the one that the estimator needs, if any.
 
-    Args:
-        value: An import path, or JSON: ``{"my_module:MyExtension": {"argument": 1}}``.
-        advantage_estimator: Its attribute ``extension`` is the import path of an extension.
+    The setting is an import path, or JSON: ``{"my_module:MyExtension": {"argument": 1}}``; the
+    estimator's attribute ``extension`` is an import path.
 
     Raises:
         ConfigurationError: If the value is malformed, or an extension rejects its arguments.

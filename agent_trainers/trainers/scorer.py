@@ -152,11 +152,8 @@ class Scorer:
     def token_loss(self, micro_batch: MicroBatch, scores: TokenScores) -> torch.Tensor:
         """Return the unweighted loss of each token, (B, T).
 
-        It is the policy loss, losses of extensions, and the KL divergence.
-
-        Args:
-            micro_batch: Rows of a batch with their credit.
-            scores: Scores of its distinct rows under the trained policy.
+        It is the policy loss, losses of extensions, and the KL divergence. `scores` are those of
+        the distinct rows under the trained policy.
         """
         args, means = self.args, self._means
         mask, actions = micro_batch["tool_mask"], micro_batch["action_mask"]
