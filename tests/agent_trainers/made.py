@@ -1,4 +1,6 @@
-"""Trajectories made by hand."""
+"""Trajectories and episodes made by hand."""
+
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,3 +23,23 @@ def trajectory(*transitions, **changes):
         "timings": {}, "stop_reason": StopReason.ANSWERED,
     }  # fmt: skip
     return Trajectory(**(settings | changes))
+
+
+@dataclass
+class Episode:
+    """What estimators read; by default each step has one token and an observation of its own."""
+
+    group_id: str
+    rewards: list
+    states: list = None
+    start: int = 0
+    is_scorable: bool = True
+    is_truncated: bool = False
+    lengths: list = None
+    anchors: list = None
+    reward_terms: list = None
+
+    def __post_init__(self):
+        self.lengths = self.lengths or [1] * len(self.rewards)
+        self.anchors = self.anchors or list(range(len(self.rewards)))
+        self.reward_terms = self.reward_terms or [{"reward": r} for r in self.rewards]

@@ -1,4 +1,4 @@
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,27 +11,12 @@ from agent_trainers.algorithms.advantages import (
     estimate,
     needs_values,
 )
+from tests.agent_trainers.made import Episode
 
 ANY_REWARD = [name for name in ADVANTAGE_ESTIMATORS if name != "max_rl"]
 NO_CRITIC = [name for name in ANY_REWARD if not needs_values(name)]
 CRITIC = [name for name in ADVANTAGE_ESTIMATORS if needs_values(name)]
 WHITENED = ("reinforce_pp", "reinforce_pp_baseline")
-
-
-@dataclass
-class Episode:
-    group_id: str
-    rewards: list
-    is_scorable: bool = True
-    is_truncated: bool = False
-    lengths: list = field(default=None)
-    anchors: list = field(default=None)
-    reward_terms: list = field(default=None)
-
-    def __post_init__(self):
-        self.lengths = self.lengths or [1] * len(self.rewards)
-        self.anchors = self.anchors or list(range(len(self.rewards)))
-        self.reward_terms = self.reward_terms or [{"reward": r} for r in self.rewards]
 
 
 def group(*rewards, **settings):

@@ -1,12 +1,11 @@
 """Properties of group-relative estimators on random groups."""
 
-from dataclasses import dataclass, replace
-
 import numpy as np
 import pytest
 
 from agent_trainers.algorithms.advantages import ADVANTAGE_ESTIMATORS, estimate, estimator_options
 from agent_trainers.experimental.branching import rtmc, tree, vine
+from tests.agent_trainers.made import Episode
 
 NUM_GROUPS = 2_000  # for each of the five properties: 10,000 per estimator
 SCALED = [ADVANTAGE_ESTIMATORS[name] for name in ("grpo", "grpo_step", "gigpo", "gagpo")]
@@ -14,28 +13,6 @@ SCALED += [rtmc, vine, tree]
 UNSCALED = [ADVANTAGE_ESTIMATORS[name] for name in ("dr_grpo", "rloo", "gdpo")]
 ALL = [*SCALED, *UNSCALED]
 NAMES = [function.__name__ for function in ALL]
-
-
-@dataclass
-class Episode:
-    group_id: str
-    rewards: np.ndarray
-    states: list
-    is_scorable: bool = True
-    is_truncated: bool = False
-    start: int = 0
-
-    @property
-    def lengths(self):
-        return [1] * len(self.rewards)
-
-    @property
-    def anchors(self):  # an observation per place
-        return list(range(len(self.rewards)))
-
-    @property
-    def reward_terms(self):
-        return [{"reward": reward} for reward in self.rewards]
 
 
 def random_groups(*, seed, equal_lengths, draw_returns):
@@ -73,7 +50,8 @@ def test_a_constant_reward_of_a_step_changes_nothing(estimator, groups):
     rng = np.random.default_rng(2)
     constants = {number: rng.normal(size=5) for number in {e.group_id for e in groups}}
     moved = [
-        replace(e, rewards=e.rewards + constants[e.group_id][: len(e.rewards)]) for e in groups
+        Episode(e.group_id, e.rewards + constants[e.group_id][: len(e.rewards)], e.states)
+        for e in groups
     ]
     before, after = (np.concatenate(estimate(estimator, each)) for each in (groups, moved))
     np.testing.assert_allclose(after, before, rtol=1e-4, atol=1e-4)

@@ -1,4 +1,4 @@
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,31 +15,20 @@ from agent_trainers.experimental.branching import (
     tree,
     vine,
 )
+from tests.agent_trainers.made import Episode
 
 BRANCHING = (vine, tree)
 RAW = {"scale": "none"}
 
 
-@dataclass
-class Episode:
-    rewards: list
-    states: list = None
-    start: int = 0
-    group_id: str = "g"
-    is_scorable: bool = True
-    is_truncated: bool = False
-    lengths: list = field(default=None)
-    anchors: list = field(default=None)
-
-    def __post_init__(self):
-        self.lengths = self.lengths or [1] * len(self.rewards)
-        self.states = self.states or [id(self), *(f"{id(self)}{t}" for t in self.rewards[1:])]
+def episode(rewards, states, start=0, group_id="g", **changes):
+    return Episode(group_id, rewards, states, start, **changes)
 
 
 # Two episodes from "q", and a branch of the first one's second state.
-SOLVED = Episode([0.0, 1.0], ["q", "a"])
-FAILED = Episode([0.0, 0.0], ["q", "b"])
-BRANCH = Episode([0.0, 0.0], ["q", "a"], start=1)
+SOLVED = episode([0.0, 1.0], ["q", "a"])
+FAILED = episode([0.0, 0.0], ["q", "b"])
+BRANCH = episode([0.0, 0.0], ["q", "a"], start=1)
 FAMILY = [SOLVED, BRANCH, FAILED]
 
 
@@ -63,7 +52,7 @@ def test_the_scale_is_that_of_the_steps_that_learn():
     of_vine, of_tree = (estimate(estimator, FAMILY)[0] for estimator in BRANCHING)
     assert of_vine == pytest.approx(np.array([0.5, 1.0]) / ((0.875 / 2) ** 0.5 + 1e-4))
     assert of_tree == pytest.approx(np.array([0.5, 1.0]) / ((1.875 / 3) ** 0.5 + 1e-4))
-    other = Episode([0.0], ["q"], group_id="other")
+    other = episode([0.0], ["q"], group_id="other")
     batch = [*FAMILY, other, replace(other, rewards=[4.0])]  # advantages -4 and 4
     scaled = estimate(vine, batch, scale="batch")[0]
     assert scaled == pytest.approx(np.array([0.5, 1.0]) / ((32.875 / 4) ** 0.5 + 1e-4))
@@ -74,9 +63,9 @@ def test_rewards_on_the_way_and_the_discount_count():
     first, _, branch = estimate(
         vine,
         [
-            Episode([1.0, 2.0], ["q", "a"]),
-            Episode([0.0], ["q"]),
-            Episode([1.0, 4.0], ["q", "a"], start=1),
+            episode([1.0, 2.0], ["q", "a"]),
+            episode([0.0], ["q"]),
+            episode([1.0, 4.0], ["q", "a"], start=1),
         ],
         gamma=0.5,
         **RAW,
@@ -96,9 +85,9 @@ def test_equal_states_of_a_group_are_pooled_and_those_of_another_are_not():
 @pytest.mark.parametrize("name", BRANCHING)
 def test_without_branches_and_equal_states_it_is_rloo(name):
     episodes = [
-        Episode([0.2, 1.0, 0.5], ["q", "a", "b"]),
-        Episode([0.0, 0.3], ["q", "c"]),
-        Episode([1.0], ["q"]),
+        episode([0.2, 1.0, 0.5], ["q", "a", "b"]),
+        episode([0.0, 0.3], ["q", "c"]),
+        episode([1.0], ["q"]),
     ]
     for one, other in zip(estimate(name, episodes, **RAW), estimate("rloo", episodes), strict=True):
         assert one == pytest.approx(other)
@@ -107,7 +96,7 @@ def test_without_branches_and_equal_states_it_is_rloo(name):
 def test_states_are_equal_if_their_history_is():
     # FINDINGS C3: the second question looks the same after a right and after a wrong first answer
     episodes = [
-        Episode([0.0, reward], ["q", "right" if is_right else "wrong"], anchors=["q", "q2"])
+        episode([0.0, reward], ["q", "right" if is_right else "wrong"], anchors=["q", "q2"])
         for is_right, reward in [(True, 1.0), (True, 0.0), (False, 0.0), (False, 0.0)]
     ]
     for estimator in (vine, tree, rtmc):
@@ -134,7 +123,7 @@ def test_it_finds_the_true_advantages():
     for _ in range(400):
         chance = (0.2, 0.8)[rng.integers(2)]
         outcome = float(rng.random() < chance)
-        episodes.append(Episode([0.0, outcome], ["q", chance]))
+        episodes.append(episode([0.0, outcome], ["q", chance]))
     truth = [[e.states[1] - 0.5, e.rewards[1] - e.states[1]] for e in episodes]
     for name in BRANCHING:
         error = np.concatenate(estimate(name, episodes, **RAW)) - np.concatenate(truth)
@@ -152,7 +141,7 @@ BATCHES = st.lists(
 @given(BATCHES, st.sampled_from(BRANCHING), st.randoms(use_true_random=False))
 def test_the_order_of_episodes_and_branches_does_not_matter(batch, name, random):
     episodes = [
-        Episode([float(r) for r, _ in steps], [a for _, a in steps], min(start, len(steps)), g)
+        episode([float(r) for r, _ in steps], [a for _, a in steps], min(start, len(steps)), g)
         for g, steps, start in batch
     ]
     order = list(range(len(episodes)))
@@ -170,8 +159,8 @@ def total(counts):
 
 
 def test_branches_go_where_returns_vary():
-    sure = [Episode([0.0, 0.0, 1.0], [f"{i}", "s", "t"], group_id="sure") for i in range(4)]
-    varied = [Episode([0.0, 0.0, float(i % 2)], ["q", f"m{i}", "e"]) for i in range(4)]
+    sure = [episode([0.0, 0.0, 1.0], [f"{i}", "s", "t"], group_id="sure") for i in range(4)]
+    varied = [episode([0.0, 0.0, float(i % 2)], ["q", f"m{i}", "e"]) for i in range(4)]
     counts = allocate_branches([*sure, *varied], budget=6.0)
     assert total(counts[:4]) == 0
     assert total(counts[4:]) > 0
@@ -181,7 +170,7 @@ def test_branches_go_where_returns_vary():
 
 
 def test_no_more_is_spent_than_foreseen_and_branches_branch_only_if_they_may():
-    longer = Episode([0.0, 0.0, 1.0], ["q", "a", "c"])
+    longer = episode([0.0, 0.0, 1.0], ["q", "a", "c"])
     branch = replace(longer, rewards=[0.0, 0.0, 0.0], states=["q", "a", "d"], start=1)
     batch = [longer, branch, FAILED]
     for budget in (0.0, 0.9, 3.0, 7.5):

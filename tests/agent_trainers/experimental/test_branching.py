@@ -11,7 +11,6 @@ import pytest
 from agent_envs import ConfigurationError
 from agent_envs.errors import SnapshotError
 from agent_trainers.programs.rollout import ProgramTasks
-from agent_trainers.trainers.grpo import StepGRPOTrainer
 
 PACKAGE = "agent_trainers.experimental.branching"
 ID = "AgentR1/SyntheticMultiHop-v0"
@@ -19,14 +18,13 @@ ROWS = [{"task": i // 4} for i in range(8)]
 
 
 @pytest.fixture
-def make_trainer(tiny_policy, tokenizer, make_config):
-    def make(estimator, env=ID, budget=None, **changes):
+def make_trainer(make_trainer):
+    def make(estimator, budget=None, **changes):
         if estimator in ("vine", "tree"):
             estimator = f"{PACKAGE}:{estimator}"
         if budget is not None:
             changes["extensions"] = json.dumps({f"{PACKAGE}:Branching": {"budget": budget}})
-        config = make_config(advantage_estimator=estimator, **changes)
-        return StepGRPOTrainer(tiny_policy, env, config, processing_class=tokenizer)
+        return make_trainer(advantage_estimator=estimator, **changes)
 
     return make
 

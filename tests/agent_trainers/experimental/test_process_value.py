@@ -1,6 +1,7 @@
 """Process values: from branches to a critic, and from a value to a run and a search."""
 
 import dataclasses
+import functools
 import json
 
 import gymnasium as gym
@@ -23,7 +24,6 @@ from agent_trainers.experimental.values import (
 )
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.trainers.batch_builder import build_batch
-from agent_trainers.trainers.config import StepPPOConfig
 from agent_trainers.trainers.ppo import CriticModel, StepPPOTrainer, save_critic
 from agent_trainers.trajectory import StopReason, save_trajectories
 from tests.agent_trainers.gradients import TOLERANCE
@@ -151,12 +151,8 @@ def test_a_saved_value_is_the_same_when_it_is_loaded(folder, critic, tokenizer, 
 
 
 @pytest.fixture
-def make_trainer(tiny_policy, tokenizer, make_config):
-    def make(**changes):
-        config = make_config(**changes, _kind=StepPPOConfig)
-        return StepPPOTrainer(tiny_policy, ID, config, processing_class=tokenizer)
-
-    return make
+def make_trainer(make_trainer):
+    return functools.partial(make_trainer, kind=StepPPOTrainer)
 
 
 @pytest.mark.parametrize("kind", ["head", "own", "value"])

@@ -12,22 +12,17 @@ from agent_envs import ConfigurationError
 from agent_trainers.algorithms.advantages import estimate
 from agent_trainers.batching.micro_batch import select_rows
 from agent_trainers.experimental.skills import best_other, distillation_loss, find_success
-from agent_trainers.trainers.grpo import StepGRPOTrainer
 from tests.agent_trainers.gradients import assert_close, gradient, micro_batches
 
 DISTILLATION = "agent_trainers.experimental.skills:SkillDistillation"
-ID = "AgentR1/SyntheticMultiHop-v0"
 
 
 @pytest.fixture
-def make_trainer(tiny_policy, tokenizer, make_config):
-    def make(weight=0, peft_config=None, **changes):
+def make_trainer(make_trainer):
+    def make(weight=0, **changes):
         if weight:
             changes["extensions"] = json.dumps({DISTILLATION: {"weight": weight}})
-        return StepGRPOTrainer(
-            tiny_policy, ID, make_config(**changes), processing_class=tokenizer,
-            peft_config=peft_config,
-        )  # fmt: skip
+        return make_trainer(**changes)
 
     return make
 

@@ -6,7 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from agent_trainers import Gateway, Rollout, StepGRPOTrainer
+from agent_trainers import Gateway, Rollout
 from agent_trainers.policies.local import transformers_policy
 from agent_trainers.policies.policy import ScriptedPolicy
 from agent_trainers.rollout.episode import EpisodeSpec
@@ -166,10 +166,9 @@ def test_an_episode_is_the_same_whatever_the_model_writes(complete):
 
 
 def test_the_gradient_of_episodes_through_the_gateway_is_that_of_episodes_in_process(
-    played, in_process, tiny_policy, tokenizer, make_config
+    played, in_process, make_trainer
 ):
-    config = make_config(per_device_train_batch_size=12)
-    trainer = StepGRPOTrainer(tiny_policy, ID, config, processing_class=tokenizer)
+    trainer = make_trainer(per_device_train_batch_size=12)
     expected = gradient(trainer, micro_batches(trainer, in_process))
     found = gradient(trainer, micro_batches(trainer, played))
     assert expected.norm() > 1e-3

@@ -2,6 +2,7 @@
 and every fault is counted."""
 
 import collections
+import functools
 import math
 import threading
 
@@ -12,7 +13,6 @@ import torch
 
 from agent_envs.core.tool import Tool
 from agent_trainers.rollout.environments import read_step
-from agent_trainers.trainers.config import StepPPOConfig
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trainers.ppo import StepPPOTrainer
 
@@ -95,14 +95,9 @@ class Faulty(gym.Wrapper):
 
 
 @pytest.fixture
-def make_trainer(tiny_policy, tokenizer, make_config):
-    def make(make_env, kind=StepGRPOTrainer, **changes):
-        config = [StepPPOConfig] if kind is StepPPOTrainer else []
-        settings = {"max_steps": 6, "per_device_train_batch_size": 16, "num_generations": 4}
-        config = make_config(*config, step_timeout=STEP_TIMEOUT, **settings | changes)
-        return kind(tiny_policy, make_env, args=config, processing_class=tokenizer)
-
-    return make
+def make_trainer(make_trainer):
+    settings = {"max_steps": 6, "per_device_train_batch_size": 16, "num_generations": 4}
+    return functools.partial(make_trainer, step_timeout=STEP_TIMEOUT, **settings)
 
 
 def is_finite(trainer):
