@@ -2,7 +2,15 @@ from dataclasses import replace
 
 import pytest
 
-from agent_trainers.monitoring.episode_statistics import count_faults, summarise, trainer_metrics
+from agent_envs.errors import RolloutError
+from agent_trainers.monitoring.episode_statistics import (
+    EvaluatedEnvironments,
+    FaultWatch,
+    count_faults,
+    env_metrics,
+    summarise,
+    trainer_metrics,
+)
 from agent_trainers.trajectory import StopReason
 from tests.agent_trainers.made import trajectory, transition
 
@@ -98,3 +106,56 @@ def test_groups_with_equal_returns_have_no_variance_and_failures_count_only_as_f
     assert metrics["episodes/unscorable"] == pytest.approx(1 / 6)
     assert (metrics["episodes/mean_turns"], metrics["episodes/max_turns"]) == (6 / 5, 2.0)
     assert "reward" not in measure(failed)
+
+
+def failing(num_failed):
+    """Return four episodes, the first of which failed."""
+    error, ended = "Traceback: the database is down", [StopReason.ANSWERED] * (4 - num_failed)
+    reasons = [StopReason.ENVIRONMENT_ERROR] * num_failed + ended
+    return [summarise(trajectory(stop_reason=reason, error=error)) for reason in reasons]
+
+
+def test_a_batch_of_failures_ends_the_run_with_the_first_error():
+    with pytest.raises(RolloutError, match=r"(?s)4 of 4 .*environment_error 4.*database is down"):
+        FaultWatch(0.5).check("train", failing(4))
+
+
+def test_a_run_survives_two_bad_batches_and_ends_at_the_third_in_a_row():
+    watch = FaultWatch(0.5)
+    for num_failed in (3, 3, 2, 3, 3):
+        watch.check("train", failing(num_failed))
+    watch.check("eval", failing(3))  # counted by itself
+    with pytest.raises(RolloutError, match="3 of 4"):
+        watch.check("train", failing(3))
+
+
+def test_without_a_limit_failures_are_only_counted():
+    FaultWatch(None).check("train", failing(4))
+
+
+def in_env(env, task, success, reward=0.0):
+    summary = summarise(episode(step(reward), group=f"{env}-{task}", metrics={"success": success}))
+    return replace(summary, task_id=task, env=env)
+
+
+def test_each_environment_has_its_own_figures_without_its_unscorable_episodes():
+    broken = replace(in_env("b", "2", 0.0), is_scorable=False)
+    episodes = [in_env("a", "1", 1.0, 2.0), in_env("a", "2", 0.0), in_env("b", "1", 1.0, 3.0)]
+    metrics = env_metrics([*episodes, broken], ["a", "b", "c"])
+    assert (metrics["env/a/success"], metrics["env/b/success"]) == (0.5, 1.0)
+    assert (metrics["env/a/reward"], metrics["env/b/reward"]) == (1.0, 3.0)
+    assert [metrics[f"env/{name}/share"] for name in "abc"] == [0.5, 0.5, 0]
+    assert metrics["env/b/episodes/unscorable"] == 0.5
+    assert "env/c/success" not in metrics
+
+
+def test_an_evaluation_is_one_mean_over_all_of_its_batches():
+    tally = EvaluatedEnvironments(["a", "b", "v"], {"v"}, 1)
+    tally.add([in_env("a", str(i), 1.0) for i in range(4)], ())
+    rest = [in_env("b", "0", 0.0), in_env("v", "0", 1.0), in_env("v", "1", 0.0)]
+    again = in_env("a", "0", 0.0)  # fills the last batch up
+    metrics = tally.add([*rest, again], ())
+    assert metrics["success"] == 4 / 5  # not (1 + 0) / 2
+    assert (metrics["env/a/success"], metrics["env/v/success"]) == (1.0, 0.5)
+    tally.clear()
+    assert tally.add([in_env("a", "0", 0.0), in_env("v", "0", 1.0)], ())["success"] == 0.0

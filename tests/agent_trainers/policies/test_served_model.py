@@ -65,19 +65,3 @@ def test_a_server_error_fails_only_its_episode(tmp_path, capsys):
     assert "1 of 5" in capsys.readouterr().out
     (failed,) = [episode for episode in episodes if episode.error]
     assert "status 400: no" in failed.error
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--base_url", "http://localhost/v1"], "--base_url needs --model"),
-        (["--base_url", "http://localhost/v1", "--model", "m", "--top_k", "5"], "--top_k"),
-        (["--tool_format", "openai"], "--tool_format openai needs a served model"),
-        (["--base_url", "http://localhost/v1", "--model", "m", "--max_concurrency", "0"],
-         "max_concurrency must be at least 1, not 0"),
-    ],
-)  # fmt: skip
-def test_contradicting_options_are_refused(options, message, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        evaluate.run(options)
-    assert message in capsys.readouterr().err
