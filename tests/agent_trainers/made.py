@@ -2,8 +2,11 @@
 
 from dataclasses import dataclass
 
+import gymnasium as gym
 import numpy as np
 
+from agent_trainers.rollout.collector import Rollout
+from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
 
 
@@ -23,6 +26,16 @@ def trajectory(*transitions, **changes):
         "timings": {}, "stop_reason": StopReason.ANSWERED,
     }  # fmt: skip
     return Trajectory(**(settings | changes))
+
+
+def roll_out(policy, tasks, **env_kwargs):
+    """Play questions of several hops, one episode per entry of `tasks`, grouped by task."""
+    specs = [
+        EpisodeSpec(task=task, seed=task, group_id=str(task), rng=np.random.default_rng([7, i]))
+        for i, task in enumerate(tasks)
+    ]
+    rollout = Rollout(lambda: gym.make("AgentR1/SyntheticMultiHop-v0", **env_kwargs), policy)
+    return rollout.collect(specs)
 
 
 @dataclass

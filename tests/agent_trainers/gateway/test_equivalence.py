@@ -6,13 +6,13 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from agent_trainers import Gateway, Rollout
+from agent_trainers import Gateway
 from agent_trainers.policies.local import transformers_policy
 from agent_trainers.policies.policy import ScriptedPolicy
-from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.trajectory import StopReason
 from tests.agent_trainers.gateway.programs import as_it_came, chat, client_of, play, streamed
 from tests.agent_trainers.gradients import TOLERANCE, assert_close, gradient, micro_batches
+from tests.agent_trainers.made import roll_out
 
 ID = "AgentR1/SyntheticMultiHop-v0"
 TASKS = [task for task in range(3) for _ in range(4)]
@@ -20,20 +20,12 @@ TASKS = [task for task in range(3) for _ in range(4)]
 
 @pytest.fixture(scope="module")
 def in_process(policy):
-    return collect(policy)
+    return roll_out(policy, TASKS)
 
 
 @pytest.fixture(scope="module")
 def played(policy):
     return through_gateway(policy)
-
-
-def collect(policy, tasks=TASKS):
-    specs = [
-        EpisodeSpec(task=task, seed=task, group_id=str(task), rng=np.random.default_rng([7, i]))
-        for i, task in enumerate(tasks)
-    ]
-    return Rollout(lambda: gym.make(ID), policy).collect(specs)
 
 
 def through_gateway(policy, echo=as_it_came, complete=chat, tasks=TASKS):
@@ -121,7 +113,7 @@ def test_an_episode_is_the_same_at_every_endpoint_and_where_turns_are_cut_off(
     policy = transformers_policy(
         model.eval(), tokenizer, max_new_tokens=max_new_tokens, temperature=temperature
     )
-    in_process = collect(policy, TASKS[:4])
+    in_process = roll_out(policy, TASKS[:4])
     reasons = [one.stop_reason for one in in_process]
     assert (StopReason.TOKEN_LIMIT in reasons) == (max_new_tokens < 24)
     played = through_gateway(policy, BACK[complete], complete, TASKS[:4])
@@ -157,7 +149,7 @@ def test_an_episode_is_the_same_whatever_the_model_writes(complete):
     turns = list(TURNS.values())
     policy = ScriptedPolicy(lambda request: turns[request.episode_id])
     tasks = [0] * len(turns)
-    in_process = collect(policy, tasks)
+    in_process = roll_out(policy, tasks)
     played = through_gateway(policy, BACK[complete], complete, tasks)
     for what, one, other in zip(TURNS, played, in_process, strict=True):
         assert sampled(one) == sampled(other), what

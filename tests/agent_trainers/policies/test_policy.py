@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 
-import gymnasium as gym
-import numpy as np
 import pytest
 import torch
 
@@ -11,19 +9,8 @@ from agent_envs import ConfigurationError
 from agent_trainers.policies import Generation, Policy, PolicyWrapper, ScriptedPolicy, Usage
 from agent_trainers.policies.policy import ConcurrentStream
 from agent_trainers.policies.sampling import draw
-from agent_trainers.rollout.collector import Rollout
-from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.trajectory import StopReason
-
-ID = "AgentR1/SyntheticMultiHop-v0"
-
-
-def roll_out(policy, count=6):
-    specs = [
-        EpisodeSpec(task=i, seed=0, group_id=str(i), rng=np.random.default_rng([7, i]))
-        for i in range(count)
-    ]
-    return Rollout(lambda: gym.make(ID), policy).collect(specs)
+from tests.agent_trainers.made import roll_out
 
 
 def test_a_custom_policy_only_needs_generate():
@@ -31,7 +18,7 @@ def test_a_custom_policy_only_needs_generate():
         def generate(self, requests):
             return [Generation(text=r.messages[-1]["content"].upper()) for r in requests]
 
-    for trajectory in roll_out(Shouting()):
+    for trajectory in roll_out(Shouting(), range(6)):
         assert trajectory.stop_reason is StopReason.TURN_LIMIT
         first = trajectory.transitions[0]
         assert first.action == first.messages[-1]["content"].upper()
@@ -61,7 +48,7 @@ def test_a_wrapper_changes_requests_and_generations(max_concurrency):
 
     policy = ScriptedPolicy(act)
     policy.max_concurrency = max_concurrency
-    for trajectory in roll_out(Quoting(policy)):
+    for trajectory in roll_out(Quoting(policy), range(6)):
         actions = [step.action for step in trajectory.transitions]
         assert actions == ["by myself", *["HM"] * (len(actions) - 1)]
         assert trajectory.usage["calls"] == len(actions) - 1

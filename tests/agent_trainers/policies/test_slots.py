@@ -5,25 +5,15 @@ from dataclasses import replace
 import gymnasium as gym
 import numpy as np
 import pytest
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from agent_trainers.policies.local import transformers_policy
 from agent_trainers.policies.policy import GenerationRequest, WaveStream
 from agent_trainers.policies.sampling import SamplingSettings
 from agent_trainers.policies.slots import can_serve
-from agent_trainers.rollout.collector import Rollout
-from agent_trainers.rollout.episode import EpisodeSpec
+from tests.agent_trainers.made import roll_out
 
 ID = "AgentR1/SyntheticMultiHop-v0"
-
-
-def roll_out(policy, count, **env_kwargs):
-    """Play groups of four."""
-    specs = [
-        EpisodeSpec(task=i // 4, seed=0, group_id=str(i // 4), rng=np.random.default_rng([7, i]))
-        for i in range(count)
-    ]
-    return Rollout(lambda: gym.make(ID, **env_kwargs), policy).collect(specs)
+TASKS = [0] * 4 + [1] * 4
 
 
 @pytest.fixture
@@ -50,8 +40,8 @@ def test_an_episode_is_the_same_in_slots_and_batch_by_batch(
     make_policy, model, attention, context, sampling, slots
 ):
     model.set_attn_implementation(attention)
-    in_slots = roll_out(make_policy(**sampling, **slots), 8, context=context)
-    in_batches = roll_out(make_policy(in_batches=True, **sampling), 8, context=context)
+    in_slots = roll_out(make_policy(**sampling, **slots), TASKS, context=context)
+    in_batches = roll_out(make_policy(in_batches=True, **sampling), TASKS, context=context)
     assert max(len(t.transitions) for t in in_slots) > 1
     for one, other in zip(in_slots, in_batches, strict=True):
         for a, b in zip(one.transitions, other.transitions, strict=True):
@@ -72,28 +62,24 @@ def test_new_tokens_of_a_state_and_equal_states_of_a_group_are_prefilled_once(
 
     policy = make_policy()
     monkeypatch.setattr(model, "forward", counting.__get__(model))
-    (episode,) = roll_out(policy, 1)
+    (episode,) = roll_out(policy, [0])
     last = episode.transitions[-1]
     assert len(episode.transitions) > 1
     # every token once, but the last one sampled: nothing comes after it
     expected = len(last.prompt_ids) + len(last.completion_ids) - 1
     assert sum(real for _, real in passes) == expected
     passes.clear()
-    roll_out(policy, 8)
+    roll_out(policy, TASKS)
     (prefilled, _), (decoded, _) = passes[:2]
     assert prefilled[0] == 2  # two groups of four
     assert prefilled[1] > 1
     assert decoded == (8, 1)
 
 
-def test_slots_support_full_attention_only(model):
+def test_slots_do_not_penalise_repetition(model):
     settings = SamplingSettings(max_new_tokens=1, eos_token_ids=(0,), pad_token_id=0)
     assert can_serve(model, settings)
     assert not can_serve(model, replace(settings, repetition_penalty=1.1))
-    sizes = dict.fromkeys(["vocab_size", "hidden_size", "intermediate_size"], 8)
-    heads = dict.fromkeys(["num_hidden_layers", "num_attention_heads", "num_key_value_heads"], 1)
-    window = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0}
-    assert not can_serve(Qwen2ForCausalLM(Qwen2Config(**sizes, **heads, **window)), settings)
 
 
 def test_the_slot_of_an_idle_episode_is_reclaimed_without_loss(make_policy):
