@@ -5,11 +5,12 @@ so is code between backquotes, unless all actions are in code: many models write
 """
 
 import json
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, NoReturn
 
 from agent_envs.core.messages import Message
 from agent_envs.core.tool import Tool
@@ -339,9 +340,13 @@ def _example(schema: Any, types: Mapping[str, Any], text: str, left: Iterator[in
     return {"integer": number, "number": number, "boolean": True, "null": None}.get(kind, text)
 
 
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
+def _refuse_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not a finite number")
 
 
-STRICT_JSON: Final = json.JSONDecoder(parse_constant=_refuse_constant)
-"""JSON decoder that refuses NaN and Infinity."""
+def _finite(text: str) -> float:
+    return value if math.isfinite(value := float(text)) else _refuse_constant(text)
+
+
+STRICT_JSON: Final = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
+"""JSON decoder that refuses NaN, Infinity and numbers that are too large, such as 1e999."""

@@ -13,7 +13,7 @@ from agent_envs.remote.protocol import Step
 
 if TYPE_CHECKING:
     from starlette.requests import Request
-    from starlette.responses import JSONResponse
+    from starlette.responses import Response
     from starlette.routing import Route
 
 API_VERSION: Final = "1.0.0"
@@ -25,7 +25,7 @@ _STATE: Final = "episode_id task_id step_count".split()
 
 def openenv_routes(description: Mapping[str, Any]) -> "list[Route]":
     """Return ``/metadata``, ``/schema``, ``/mcp`` and ``/openapi.json`` of a served environment."""
-    from starlette.responses import JSONResponse
+    from starlette.responses import JSONResponse, Response
     from starlette.routing import Route
 
     name = str(description["environment"])
@@ -48,10 +48,10 @@ def openenv_routes(description: Mapping[str, Any]) -> "list[Route]":
     info = {"title": name, "version": API_VERSION}
     documents["/openapi.json"] = {"openapi": "3.1.0", "info": info, "paths": operations}
 
-    async def answer_mcp(request: "Request") -> "JSONResponse":
-        return JSONResponse(
-            {"jsonrpc": "2.0", "id": await _request_id(request), "error": _NO_METHOD}
-        )
+    async def answer_mcp(request: "Request") -> "Response":
+        answer = {"jsonrpc": "2.0", "id": await _request_id(request), "error": _NO_METHOD}
+        # ASCII, because the id may hold lone surrogates
+        return Response(json.dumps(answer), media_type="application/json")
 
     routes = [Route(path, lambda _, d=d: JSONResponse(d)) for path, d in documents.items()]
     return [*routes, Route("/mcp", answer_mcp, methods=["POST"])]

@@ -245,6 +245,8 @@ def parse_request(
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         param = ".".join(str(part) for part in first["loc"])
+        if "messages" not in honoured:
+            param = param.replace("messages", "input", 1)
         text = f"{param}: {first['msg'].removeprefix('Value error, ')}."
         raise refused(param.partition(".")[0], text) from None
     _check_tools(request)

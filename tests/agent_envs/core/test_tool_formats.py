@@ -117,6 +117,7 @@ def test_several_calls_of_a_turn_are_parsed_in_order_including_mistakes(form):
         (HERMES, '<tool_call>{"name": "search", "arguments": "red"}</tool_call>', "bad_call"),
         (HERMES, "<tool_call>search</tool_call>", "bad_json"),
         (HERMES, '<tool_call>{"name": "add", "arguments": {"query": NaN}}</tool_call>', "bad_json"),
+        (HERMES, '<tool_call>{"name": "add", "arguments": {"a": -1e999}}</tool_call>', "bad_json"),
         (HERMES, '<tool_call>{"name": "search", "arguments": {}} or so</tool_call>', "bad_json"),
         (HERMES, "<tool_call>" + "[" * 100_000, "bad_json"),
         (HERMES, '<tool_call>{"name": "seek", "arguments": {}}</tool_call>', "unknown_tool"),

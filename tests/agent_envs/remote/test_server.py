@@ -66,7 +66,8 @@ def test_openenvs_tools_can_read_what_is_served(serve):
     assert (about["name"], about["description"]) == (MULTI_HOP, f"{MULTI_HOP}, with tools: search")
     schemas = read_json(served, "/schema")
     assert all(schemas[name]["type"] == "object" for name in ("action", "observation", "state"))
-    for body, number in ((b"{}", None), (b'{"id": 7, "method": "x"}', 7), (b"[" * 9000, None)):
+    ids = {b"{}": None, b'{"id": 7, "method": "x"}': 7, b'{"id": "\\ud800"}': "\ud800"}
+    for body, number in {**ids, b"[" * 9000: None}.items():
         reply = read_json(served, "/mcp", body)
         assert (reply["jsonrpc"], reply["id"], reply["error"]["code"]) == ("2.0", number, -32601)
     openapi = read_json(served, "/openapi.json")
@@ -109,11 +110,13 @@ GARBAGE = [
 ]
 
 
-def test_garbage_is_refused_and_the_session_continues(serve, client):
+def test_garbage_is_refused_and_the_session_continues(serve, client, caplog):
     send = client(serve(MULTI_HOP))
     for text, code in GARBAGE:
         reply = send(text)
         assert (reply["type"], reply["data"]["code"]) == ("error", code), text[:80]
+        assert "log" not in reply["data"]["message"]
+    assert caplog.text == ""
     early = send({"type": "step", "data": {"text": "x"}})["data"]
     assert (early["code"], early["kind"]) == ("EXECUTION_ERROR", "ResetNeeded")
     observation, info = gym.make(MULTI_HOP).reset(seed=1)

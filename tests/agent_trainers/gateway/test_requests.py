@@ -181,12 +181,13 @@ def test_malformed_bodies_are_client_errors(scripted):
     for body in (
         b"", b"{", b"[]", b"7", b"\xff", b'{"n": NaN}', b"[" * 100_000,
         b'{"n": ' + b"9" * 5000 + b"}", b'{"messages": {"role": "user"}}',
-        b'{"messages": [null]}', b'{"messages": "x", "tools": 1}',
+        b'{"messages": [null]}', b'{"messages": "x", "tools": 1}', b'{"tools": []}',
     ):  # fmt: skip
         for path in ("chat/completions", "responses"):
             url = f"{session.base_url}/{path}"
             reply = client._client.post(url, content=body, headers=client.auth_headers)
             assert (reply.status_code, bool(reply.json()["error"]["message"])) == (400, True)
+    assert reply.json()["error"]["message"].startswith("input: Field")
 
 
 def test_sessions_need_their_own_key(scripted):
