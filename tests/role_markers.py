@@ -78,6 +78,16 @@ FAMILIES = {
     "OpenChat": turns("GPT4 Correct User: ", "GPT4 Correct Assistant: ", "<|end_of_turn|>\n"),
     "Falcon": turns("User: ", "Falcon: ", "\n", "System: "),
     "Claude 2": turns("\n\nHuman: ", "\n\nAssistant: "),
+    "ChatGLM 2": turns("[Round 1]\n\n\u95ee\uff1a", "\n\n\u7b54\uff1a"),
+    "Rinna": turns("\u30e6\u30fc\u30b6\u30fc: ", "\u30b7\u30b9\u30c6\u30e0: ", "\n"),
+    "Japanese Alpaca": turns("### \u6307\u793a:\n", "### \u5fdc\u7b54:\n", "\n\n"),
+    "Korean Alpaca": turns("### \uc9c8\ubb38: ", "### \ub2f5\ubcc0: ", "\n"),
+    "Snoozy": turns("### Prompt:\n", "### Response:\n", "\n"),
+    "Magicoder": turns("@@ Instruction\n", "@@ Response\n", "\n\n"),
+    "Code Llama": turns("<step> Source: user\n\n ", "<step> Source: assistant\n\n ", " "),
+    "CodeShell": turns("## human: ", "## assistant: ", "|<end_of_text>|"),
+    "Pangu": turns("[unused9]\u7528\u6237\uff1a", "[unused9]\u52a9\u624b\uff1a", "[unused10]"),
+    "Xverse": turns("Human: ", "Assistant: ", "<|endoftext|>"),
     "RWKV": turns("User: ", "Assistant: ", "\n\n"),
 }  # fmt: skip
 """By family and role. A tokenizer may have the markers as control tokens, or not."""

@@ -6,7 +6,8 @@ The strings of known model families are listed here; a local chat template shows
 
 import functools
 import re
-from collections.abc import Iterable
+import unicodedata
+from collections.abc import Callable, Iterable
 from typing import Final, Literal
 
 Author = Literal["user", "tool"]
@@ -20,21 +21,25 @@ _PATTERNS: Final = (
     r"|MODEL_SETTINGS|CALL_ID|ARGS|BOS|EOS|CLS|SEP|PAD|UNK|[gs]?MASK)\]",  # Mistral, GLM, BERT
     r"\[\|[^\[\]|]{1,80}\|\]", r"\]~!?b[\[\]]", r"\[e~\[",  # Exaone, MiniMax
     r"<(?:start|end|begin(?:ning)?)_of_\w+>", r"<\w*_(?:TOKEN|token)>", r"<(?:seed:|_)\w+>",
-    r"<(?:reserved|extra_id|SPECIAL|TOKENS_UNUSED|unused)_?\d+>",  # Baichuan, Nemotron, Apertus
+    # Baichuan, Nemotron, Apertus, Pangu
+    r"[<\[](?:reserved|extra_id|SPECIAL|TOKENS_UNUSED|unused)_?\d+[>\]]",
     r"</?(?:bos|eos|pad|unk|mask|cls|sep|[se]op|eo[ahmst]|role|\u7528\u6237)>", ">>[A-Z]{4,20}<<",
     r"</?tool_(?:response|result)s?>",  # Qwen, around tool results
     rf"(?i:[<\[][/_]{{0,2}}(?:{_ROLES})(?:_(?:start|end))?[>\]])",
-    r"#{2,3} ?(?:Instruction|Input|Response|Human|User|Assistant|System)(?: Prompt| Message)?"
-    r"(?::|$)",
+    r"#{2,3} ?(?:Instruction|Input|Response|[Hh]uman|User|[Aa]ssistant|System|Prompt|\u6307\u793a"
+    r"|\u5fdc\u7b54|\uc9c8\ubb38|\ub2f5\ubcc0)(?: Prompt| Message)?(?::|$)",
+    r"@@ (?:Instruction|Response)\b", r"<step> Source: \w+",  # Magicoder, Code Llama
     r"\b(?:USER|ASSISTANT|SYSTEM|HUMAN|CHATBOT)(?=:)",  # Alpaca, Solar, Vicuna
 )  # fmt: skip
 _LINES: Final = (
-    r"^(?:(?:GPT4|Code) (?:Correct )?)?(?:User|Assistant|System|Human|AI|Bot|GPT|Falcon|Instruct"
-    r"|\u95ee|\u7b54)(?=[:\uff1a])"
+    r"(?:^|(?<=^ )|(?<=[*>]))(?:(?:GPT4|Code) (?:Correct )?)?(?:User|Assistant|System|Human|AI|Bot"
+    r"|GPT|Falcon|Instruct|\u95ee|\u7b54|\u7528\u6237|\u52a9\u624b|\u30e6\u30fc\u30b6\u30fc"
+    r"|\u30b7\u30b9\u30c6\u30e0)(?=[:\uff1a])"
 )
 """Roles that prompts of environments may quote, but strangers must not."""
 CALLS: Final = re.compile(r"</?(?:tool_call|tools|think|arg_key|arg_value)>")
 """Tags that models write, and feedback of an environment shows, but no tool result."""
+_MAX_PASSES: Final = 8
 
 
 def break_control_strings(text: str, *, by: Author | None = None, more: Iterable[str] = ()) -> str:
@@ -48,9 +53,25 @@ def break_control_strings(text: str, *, by: Author | None = None, more: Iterable
     return break_up(_compiled((*known, *_PATTERNS, *own)), text)
 
 
-def break_up(pattern: re.Pattern[str], text: str) -> str:
-    """Insert a blank after the first character of each match."""
-    return pattern.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text)
+def break_up(pattern: re.Pattern[str], text: str, normalized: Callable[[str], str] = str) -> str:
+    """Insert a blank after the first character of each match, until none is left.
+
+    A text that hides matches by other forms of letters or unseen characters, or from a tokenizer's
+    `normalized`, is normalised first.
+    """
+    shown = normalized(text if text.isascii() else _as_read(text))
+    if shown != text and len(pattern.findall(shown)) > len(pattern.findall(text)):
+        text = shown
+    for _ in range(_MAX_PASSES):  # "######" holds "###" twice
+        text, before = pattern.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text), text
+        if text == before:
+            break
+    return text
+
+
+def _as_read(text: str) -> str:
+    text = unicodedata.normalize("NFKC", text)
+    return "".join(char for char in text if unicodedata.category(char) != "Cf")
 
 
 @functools.lru_cache

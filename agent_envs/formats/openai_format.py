@@ -184,8 +184,8 @@ def text_messages(
         {"tool"},
     )
     if tools:
-        schemas = "\n".join(json.dumps(schema, ensure_ascii=False) for schema in tools)
-        schemas = break_control_strings(_sendable(schemas), by="tool", more=control_tokens)
+        shown = native_tools(tools, control_tokens)
+        schemas = "\n".join(json.dumps(schema, ensure_ascii=False) for schema in shown)
         described = HERMES_TOOLS_TEXT.format(schemas=schemas)
         has_prompt = converted and converted[0]["role"] == "system"
         prompt = converted.pop(0)["content"] if has_prompt else ""
@@ -244,9 +244,16 @@ def native_tools(
     tools: Sequence[Mapping[str, Any]], control_tokens: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
     """Return schemas for the API, with `control_tokens` and known ones broken up."""
-    # Function names hold letters only; inside JSON strings another blank is harmless.
-    schemas = _sendable(json.dumps(list(tools), ensure_ascii=False))
-    return list(json.loads(break_control_strings(schemas, by="tool", more=control_tokens)))
+    return [_broken(tool, control_tokens) for tool in tools]
+
+
+def _broken(value: Any, more: Sequence[str]) -> Any:
+    """Break up the control strings of every text in a schema; function names hold letters only."""
+    if isinstance(value, str):
+        return break_control_strings(_sendable(value), by="tool", more=more)
+    if isinstance(value, Mapping):
+        return {_broken(key, more): _broken(item, more) for key, item in value.items()}
+    return [_broken(item, more) for item in value] if isinstance(value, list | tuple) else value
 
 
 def action_text(content: str, calls: Sequence[FunctionCall], tool_format: ToolFormat) -> str:

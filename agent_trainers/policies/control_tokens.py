@@ -9,7 +9,6 @@ unmarked control token in the rendered text is the template's, and only those be
 
 import functools
 import re
-import unicodedata
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -111,10 +110,14 @@ class ControlTokens:
             yield self._ids[match[0]], *match.span()
 
     def _without(self, markers: re.Pattern[str], text: str) -> str:
-        if self._backend.normalizer is not None and not text.isascii():
-            normal = unicodedata.normalize("NFKC", text)  # as tokenizers that normalise see it
-            text = normal if markers.search(normal) else text
-        return break_up(markers, text)
+        return break_up(markers, text, self._normalized)
+
+    def _normalized(self, text: str) -> str:
+        normalizer = self._backend.normalizer
+        if normalizer is None:
+            return text
+        normal: str = normalizer.normalize_str(clean(text))
+        return normal.replace("\u2581", " ")  # as some write blanks
 
     def _guard_text(self, text: str, own: OwnMarkup | None) -> str:
         text = clean(text)
@@ -138,12 +141,9 @@ class ControlTokens:
 
     def _hides_markup(self, text: str) -> bool:
         """Return whether the tokenizer's normaliser turns other characters into markup."""
-        normalizer = self._backend.normalizer
-        if normalizer is None or text.isascii():
+        if text.isascii():
             return False
-        return len(_MARKUP.findall(normalizer.normalize_str(clean(text)))) != len(
-            _MARKUP.findall(text)
-        )
+        return len(_MARKUP.findall(self._normalized(text))) != len(_MARKUP.findall(text))
 
     def _encode_marked(self, marked: str) -> list[int]:
         ids: list[int] = []

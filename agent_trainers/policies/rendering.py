@@ -287,10 +287,11 @@ class ChatRenderer:
             for line in filter(None, map(str.strip, run[start:end].splitlines())):
                 units = _UNIT.findall(line)
                 patterns |= {unit: re.escape(unit) for unit in units}
-                if not units and _SYMBOL.search(line):
-                    patterns[line] = rf"(?<!\w){re.escape(line)}"
-                elif not units and not spans:
-                    patterns[line] = f"^{re.escape(line)}$"
+                for text in filter(None, (part.strip(" |") for part in _UNIT.split(line))):
+                    if _SYMBOL.search(text) and (not units or re.search(r"\w", text)):
+                        patterns[text] = rf"(?<!\w){re.escape(text)}"
+                    elif not units and not spans:
+                        patterns[text] = f"^{re.escape(text)}$"
         return patterns
 
     @functools.cached_property
