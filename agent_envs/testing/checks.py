@@ -31,6 +31,7 @@ from agent_envs.testing.episodes import (
     Subject,
     TextEnv,
     broken_actions,
+    compare,
     expect,
     finish,
     halt,
@@ -99,7 +100,7 @@ def run_checks(
             yield Result(name=name, status="ok", detail=function(subject))
         except NotOffered as reason:
             yield Result(name=name, status="skipped", detail=str(reason))
-        except Exception as error:  # noqa: BLE001 - foreign code; its error is the result
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code; its error is the result
             kind = "" if isinstance(error, Problem) else f"{type(error).__name__}: "
             yield Result(name=name, status="failed", detail=" ".join(f"{kind}{error}".split()))
 
@@ -146,8 +147,8 @@ def check_replay(subject: Subject) -> str:
     with subject.make() as env, subject.make() as second:
         first = record(env, subject.seed)
         record(env, subject.seed + 1)
-        _compare(first, record(env, subject.seed), "when an environment is reset and run again")
-        _compare(first, record(second, subject.seed), "in a second environment")
+        compare(first, record(env, subject.seed), "when an environment is reset and run again")
+        compare(first, record(second, subject.seed), "in a second environment")
     return "byte for byte, by seed"
 
 
@@ -158,10 +159,13 @@ def check_tasks(subject: Subject) -> str:
             raise NotOffered("no num_tasks")
         num_tasks = env.unwrapped.num_tasks
         limit = ENDLESS if num_tasks is None else num_tasks
+        ids = []
         for task in {0, limit - 1}:
             starts = [env.reset(seed=seed, options={"task": task}) for seed in (1, 2)]
             seen = {repr((observation, info.get("task_id"))) for observation, info in starts}
             expect(len(seen) == 1, f"task {task} changes with the seed")
+            ids.append(starts[0][1].get("task_id"))
+        expect(None in ids or len(ids) == len(set(ids)), f"several tasks have the id {ids[0]!r}")
         for task in (-1, limit):
             is_refused = _raised(env.reset, options={"task": task}) is not None
             expect(is_refused, f"there is no task {task}, but reset begins it")
@@ -246,7 +250,7 @@ def check_snapshots(subject: Subject) -> str:
             actions, snapshot = halt(env, subject.seed, share)
             expected = finish(env, actions)
             base.restore(snapshot)
-            _compare(expected, finish(env, actions), "when continued from a snapshot")
+            compare(expected, finish(env, actions), "when continued from a snapshot")
     return f"{len(pickle.dumps(snapshot))} bytes at the end"
 
 
@@ -273,8 +277,8 @@ def check_processes(subject: Subject) -> str:
         expect(child.returncode == 0, f"fails in another process: {complaint}")
         there, rest = json.loads(child.stdout.splitlines()[-1])
         for here, other in zip(shown, there, strict=True):
-            _compare(here, other, "in a process with other hashes")
-        _compare(expected, rest, "when another process continues from a snapshot")
+            compare(here, other, "in a process with other hashes")
+        compare(expected, rest, "when another process continues from a snapshot")
     return "byte for byte, with other values of PYTHONHASHSEED"
 
 
@@ -312,11 +316,6 @@ def _raised(function: Callable[..., Any], *arguments: Any, **options: Any) -> Ex
     except Exception as error:  # noqa: BLE001 - returned
         return error
     return None
-
-
-def _compare(first: Mapping[str, str], second: Mapping[str, str], where: str) -> None:
-    for place in [*first, *second]:
-        expect(first.get(place) == second.get(place), f"{place} differs {where}")
 
 
 def _check_info(info: dict[str, Any], place: str) -> None:

@@ -4,10 +4,11 @@ import contextlib
 import itertools
 import json
 import math
+import os
 import pickle
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import gymnasium as gym
@@ -61,6 +62,8 @@ class Subject:
     spec: EnvSpec | None
     episodes: int
     seed: int
+    folder: str = field(default_factory=os.getcwd)
+    """The current folder before any episode."""
 
     def make(self, **changes: Any) -> TextEnv:
         """Make the environment, with changed arguments if it has a spec."""
@@ -79,6 +82,12 @@ def record(env: TextEnv, seed: int) -> dict[str, str]:
         outcomes = [(observation, 0.0, False, False, info), *_take(env, actions)]
         shown |= {f"{name}{place}": text for place, text in _show(outcomes).items()}
     return shown
+
+
+def compare(first: Mapping[str, str], second: Mapping[str, str], where: str) -> None:
+    """Expect equal results of `record`."""
+    for place in [*first, *second]:
+        expect(first.get(place) == second.get(place), f"{place} differs {where}")
 
 
 def halt(env: TextEnv, seed: int, share: float) -> tuple[list[str], Any]:

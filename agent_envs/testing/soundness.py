@@ -1,18 +1,24 @@
 """Checks for defects that one episode does not show: in rewards, questions, time and resources."""
 
 import os
+import random
 import re
 import statistics
 import threading
 import time
+from pathlib import Path
 from typing import Any, Final
+
+import numpy as np
 
 from agent_envs.core.tool_env import ToolEnv
 from agent_envs.testing.episodes import (
     NotOffered,
     Subject,
+    compare,
     expect,
     mistake,
+    record,
     reference_actions,
     run_episode,
     step,
@@ -22,6 +28,7 @@ from agent_envs.testing.ways import find_detour, play_ways
 
 MORE_TURNS: Final = 2
 NUM_QUESTIONS: Final = 8
+WRONG: Final = "nothing of the kind"
 NUM_ROUNDS: Final = 48
 MIN_ROUNDS: Final = 8
 SECONDS: Final = 3.0
@@ -46,7 +53,7 @@ def check_rewards(subject: Subject) -> str:
 
 
 def check_answers(subject: Subject) -> str:
-    """Questions do not state their answers: not always in the same place."""
+    """Questions do not state their answers, not always in the same place; and others are wrong."""
     found: list[set[tuple[str, str]]] = []
     answers: set[str] = set()
     with subject.make() as env:
@@ -59,6 +66,13 @@ def check_answers(subject: Subject) -> str:
             question = _words(" ".join(texts))
             found.append(set().union(*(_places(question, a) for a in base.task.answers)))
             answers.update(base.task.answers)
+        answer = base.task.answers[0]
+        wrong = [base.task.question, WRONG, f"{answer} or {WRONG}"]
+        for text in [*wrong, answer[0]] if answer[1:].isalnum() else wrong:
+            env.reset(seed=seed)
+            *_, info = step(env, base.write_answer(text))
+            is_right = info.get("metrics", {}).get("success") == 1
+            expect(not is_right, f"{text!r:.80} is right where the answer is {answer!r:.80}")
     places = sorted(set.intersection(*found)) if len(answers) > 1 else []
     around = " and ".join(f"{side} {word!r}" for side, word in places[:2])
     expect(not places, f"each of {NUM_QUESTIONS} questions states its answer, {around}")
@@ -66,7 +80,7 @@ def check_answers(subject: Subject) -> str:
 
 
 def check_speed(subject: Subject) -> str:
-    """Steps do not become slower and slower."""
+    """Steps do not become slower and slower, and leave nothing for the next episode."""
     seconds: list[float] = []
     with subject.make(max_episode_steps=-1) as env:
         env.reset(seed=subject.seed)
@@ -80,6 +94,9 @@ def check_speed(subject: Subject) -> str:
                 seconds[-1] += time.monotonic() - before
                 if outcome[2] or outcome[3]:
                     env.reset(seed=subject.seed)
+        with subject.make(max_episode_steps=-1) as other:
+            expected = record(other, subject.seed)
+        compare(expected, record(env, subject.seed), f"after {len(seconds)} rounds of calls")
     if len(seconds) < MIN_ROUNDS:
         return f"only {len(seconds)} rounds of calls in {SECONDS:g} s; too few to compare"
     quarter = len(seconds) // 4
@@ -91,16 +108,21 @@ def check_speed(subject: Subject) -> str:
 
 
 def check_leaks(subject: Subject) -> str:
-    """Closed environments leave no threads and no open files."""
+    """Closed environments leave no threads, processes, open files and global state."""
     _use(subject)  # pools, sandboxes and data that all environments of a process share
     before = _resources()
+    states = []  # of `random` and of NumPy
     for _ in range(NUM_EPISODES):
         _use(subject)
+        states.append((random.random(), np.random.random()))  # noqa: S311, NPY002
     deadline = time.monotonic() + GRACE_SECONDS
     while (leaked := _leaked(before)) and time.monotonic() < deadline:
         time.sleep(0.05)
     expect(not leaked, f"{NUM_EPISODES} closed environments leave {leaked}")
-    return "no thread and no open file"
+    are_free = all(len(set(draws)) > 1 for draws in zip(*states, strict=True))
+    expect(are_free, "an episode seeds the generators of the process")
+    expect(os.getcwd() == subject.folder, "an episode changes the current folder")  # noqa: PTH109
+    return "no thread, no process, no open file"
 
 
 def _use(subject: Subject) -> None:
@@ -115,7 +137,9 @@ def _use(subject: Subject) -> None:
 def _resources() -> dict[str, int]:
     folder = "/proc/self/fd"  # elsewhere only threads are counted
     files = len(os.listdir(folder)) if os.path.isdir(folder) else 0  # noqa: PTH112, PTH208
-    return {"threads": threading.active_count(), "open files": files}
+    children = [p.read_text().split() for p in Path("/proc/self/task").glob("*/children")]
+    num_children = sum(map(len, children))
+    return {"threads": threading.active_count(), "processes": num_children, "open files": files}
 
 
 def _leaked(before: dict[str, int]) -> str:

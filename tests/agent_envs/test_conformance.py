@@ -3,11 +3,14 @@ import math
 import os
 import random
 import re
+import subprocess
+import sys
 import threading
 import time
 from typing import ClassVar
 
 import gymnasium as gym
+import numpy as np
 import pytest
 
 from agent_envs import Task, Tool, ToolEnv
@@ -212,8 +215,58 @@ class LeavesFiles(Square):
         FILES.append(os.open(os.devnull, os.O_RDONLY))
 
 
+class LeavesProcesses(Square):
+    def begin_episode(self):
+        super().begin_episode()
+        PROCESSES.append(subprocess.Popen(["sleep", "60"]))
+
+
+class ChangesFolder(Square):
+    def begin_episode(self):
+        super().begin_episode()
+        os.chdir("/")
+
+
+class SeedsEveryone(Square):
+    def begin_episode(self):
+        super().begin_episode()
+        np.random.seed(0)  # noqa: NPY002
+
+
+class Exits(Square):
+    def step(self, action):
+        return sys.exit(1) if "\x00" in action else super().step(action)
+
+
+class ContainsTheAnswer(Square):
+    def on_answer(self, answer):
+        self.is_correct = self.task.answers[0] in answer
+
+
+class PartOfTheAnswer(Square):
+    def on_answer(self, answer):
+        self.is_correct = answer in self.task.answers[0]
+
+
+class SameIds(Square):
+    def get_task(self, index):
+        return dataclasses.replace(super().get_task(index), id="square-3")
+
+
+class GivesOut(Square):
+    """Calls of earlier episodes count."""
+
+    num_calls = 0
+
+    def multiply(self, a: int, b: int) -> int:
+        """Multiply two numbers."""
+        self.num_calls += 1
+        return a * b if self.num_calls < 30 else 0
+
+
 LEFT = threading.Event()
 FILES = []
+PROCESSES = []
 
 
 class WrongReference(Square):
@@ -270,15 +323,28 @@ class Warns(Square):
         (TellsTheAnswer, "answers", "states its answer, after 'is'"),
         (LeavesThreads, "leaks", "leave [0-9]+ threads"),
         (LeavesFiles, "leaks", "leave [0-9]+ open files"),
+        (LeavesProcesses, "leaks", "leave [0-9]+ processes"),
+        (ChangesFolder, "leaks", "changes the current folder"),
+        (SeedsEveryone, "leaks", "seeds the generators of the process"),
+        (Exits, "any text", "SystemExit: 1"),
+        (ContainsTheAnswer, "answers", "or nothing of the kind' is right where the answer is"),
+        (PartOfTheAnswer, "answers", "' is right where the answer is"),
+        (SameIds, "tasks", "several tasks have the id 'square-3'"),
+        (GivesOut, "speed", "observation differs after [0-9]+ rounds of calls"),
         (NeedsNoReset, "misuse", "step before reset raises None"),
     ],
 )  # fmt: skip
-def test_a_broken_contract_is_reported(make_env, name, detail):
+def test_a_broken_contract_is_reported(make_env, name, detail, monkeypatch):
+    monkeypatch.chdir(".")
     LEFT.clear()
     result = result_of(make_env, name)
     LEFT.set()
     while FILES:
         os.close(FILES.pop())
+    for process in PROCESSES:
+        process.kill()
+        process.wait()
+    PROCESSES.clear()
     assert result.status == "failed"
     assert re.search(detail, result.detail)
 
