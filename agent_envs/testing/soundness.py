@@ -122,7 +122,7 @@ def check_leaks(subject: Subject) -> str:
     are_free = all(len(set(draws)) > 1 for draws in zip(*states, strict=True))
     expect(are_free, "an episode seeds the generators of the process")
     expect(os.getcwd() == subject.folder, "an episode changes the current folder")  # noqa: PTH109
-    return "no thread, no process, no open file"
+    return "no thread and no open file"
 
 
 def _use(subject: Subject) -> None:
