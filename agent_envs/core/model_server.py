@@ -64,6 +64,15 @@ class ServerClient:
             reason = f"{type(error).__name__}: {error} ({error.__cause__})"
             raise self.error(reason) from None
 
+    def chat(self, **body: Any) -> Any:
+        """Request a chat completion; a ServerError if the reply is none."""
+        reply: Any = self.call(self.api.chat.completions.create, **body)
+        # The library does not validate replies: a proxy's error page is a string.
+        if not getattr(reply, "choices", None) or reply.choices[0].message is None:
+            text = str(reply)[:MAX_REASON_CHARS]
+            raise self.error(f"the reply is not a chat completion: {text}")
+        return reply
+
     def error(self, reason: str) -> ServerError:
         """Return an error that names the server, without its key."""
         if self._key != _NO_KEY:

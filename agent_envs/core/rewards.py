@@ -142,6 +142,11 @@ def extra_call_term(env: Any, event: StepEvent) -> float:
     return float(counted[0] - counted[1])
 
 
+def token_cost_term(env: Any, event: StepEvent) -> float:
+    """Return less the tokens of the turn in thousands, by an estimate of four bytes a token."""
+    return -len(event.text.encode("utf-8", "replace")) / 4000
+
+
 def earnings_of(
     weights: Mapping[str, float], earnings: Mapping[str, Earnings], *, solved: bool
 ) -> tuple[float, float]:

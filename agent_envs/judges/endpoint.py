@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 from agent_envs.core.contexts import estimate_tokens
 from agent_envs.core.messages import Message
-from agent_envs.core.model_server import MAX_REASON_CHARS, ServerClient
+from agent_envs.core.model_server import ServerClient
 from agent_envs.errors import ServerError
 
 WINDOW_SECONDS: Final = 60.0
@@ -46,22 +46,15 @@ class RateLimit:
 
 @dataclass(kw_only=True, eq=False)
 class Endpoint:
-    """A model on a server with OpenAI's chat completions; thread-safe.
-
-    A judge by rules is a subclass that overrides `send`.
-    """
+    """A model behind OpenAI's chat completions; thread-safe. A judge by rules overrides `send`."""
 
     base_url: str
-    """Base of the API, such as ``http://localhost:8000/v1``."""
     model: str
     """Name of the model on the server; part of the key of cached judgements."""
     api_key_env: str | None = None
     """Environment variable of the key; ``OPENAI_API_KEY`` by default."""
-    temperature: float = 0.0
     max_tokens: int = 512
-    """Longest reply."""
     timeout_seconds: float = 60.0
-    """Limit of one attempt."""
     attempts: int = 5
     """Attempts at a judgement; failed requests and invalid replies count alike."""
     requests_per_minute: int | None = None
@@ -72,24 +65,19 @@ class Endpoint:
     usage: Counter[str] = field(default_factory=Counter, init=False)
     """Requests, failures, prompt and completion tokens of this process."""
 
-    def __post_init__(self) -> None:
-        """Set up the limits; nothing is sent yet."""
+    def __post_init__(self) -> None:  # noqa: D105
         self._limit = RateLimit(self.requests_per_minute, self.tokens_per_minute)
         self._lock = threading.Lock()
 
     def cost(self, used: Counter[str]) -> float:
         """Return the price of counted tokens."""
-        counts = used["prompt_tokens"], used["completion_tokens"]
-        return sum(count * price / 1e6 for count, price in zip(counts, self.price, strict=True))
+        prompt, completion = self.price
+        return (used["prompt_tokens"] * prompt + used["completion_tokens"] * completion) / 1e6
 
     def ask(
         self, messages: Sequence[Message], schema: dict[str, Any], read: Callable[[str], Value]
     ) -> tuple[Value, Counter[str]]:
-        """Return the first reply that `read` accepts, and what all attempts used.
-
-        Raises:
-            ServerError: If no attempt has a valid reply.
-        """
+        """Return what `read` makes of a reply and what was used; a ServerError if it takes none."""
         used, problem = Counter[str](), ""
         try:
             for attempt in range(self.attempts):
@@ -105,8 +93,7 @@ class Endpoint:
                     break
             raise ServerError(
                 f"The judge {self.model} at {self.base_url} gave no judgement in "
-                f"{used['requests']} attempts, so the episode cannot be scored. The last problem: "
-                f"{problem}"
+                f"{used['requests']} attempts, so the episode cannot be scored. {problem}"
             )
         finally:
             with self._lock:
@@ -115,17 +102,10 @@ class Endpoint:
     def send(self, messages: Sequence[Message], schema: dict[str, Any], used: Counter[str]) -> str:
         """Return a reply in the form of a JSON schema, and add its tokens to `used`."""
         form = {"name": "judgement", "schema": schema, "strict": True}
-        reply: Any = self._client.call(
-            self._client.api.chat.completions.create,
-            model=self.model,
-            messages=list(messages),
-            temperature=self.temperature,
-            max_tokens=self.max_tokens,
+        reply = self._client.chat(
+            model=self.model, messages=list(messages), temperature=0.0, max_tokens=self.max_tokens,
             response_format={"type": "json_schema", "json_schema": form},
-        )
-        if not getattr(reply, "choices", None) or reply.choices[0].message is None:
-            reason = f"the reply is not a chat completion: {str(reply)[:MAX_REASON_CHARS]}"
-            raise self._client.error(reason)
+        )  # fmt: skip
         for name in ("prompt_tokens", "completion_tokens") if reply.usage else ():
             used[name] += getattr(reply.usage, name)
         return reply.choices[0].message.content or ""

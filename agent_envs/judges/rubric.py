@@ -31,7 +31,7 @@ _TAG: Final = re.compile(r"</?record", re.IGNORECASE)
 _INVISIBLE: Final = re.compile(
     "[\x7f-\x9f\u00ad\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e007f]"
 )
-_FENCE: Final = re.compile(r"```(?:json)?\s*(.*?)\s*```", re.DOTALL)
+_FENCE: Final = re.compile(r"\A```(?:json)?\s*(.*)```\Z", re.DOTALL)
 
 
 class Criterion(pydantic.BaseModel, frozen=True, extra="forbid"):
@@ -44,27 +44,19 @@ class Criterion(pydantic.BaseModel, frozen=True, extra="forbid"):
     scale: tuple[int, int] = (1, 5)
     """Lowest and highest score."""
 
-    @pydantic.model_validator(mode="after")
-    def _check_scale(self) -> "Criterion":
-        if self.scale[0] >= self.scale[1]:
-            raise ValueError(f"the scale {list(self.scale)} must rise, as [1, 5]")
-        return self
-
     def share(self, score: int) -> float:
         """Return a score in [0, 1]."""
-        low, high = self.scale
-        return (score - low) / (high - low)
+        return (score - self.scale[0]) / (self.scale[1] - self.scale[0])
 
 
 Rubric = tuple[Criterion, ...]
+_FORM: Final = (
+    "A rubric is a list of criteria with 'name' and 'description', and maybe 'weight' and 'scale'."
+)
 
 
 def load_rubric(source: str | Path | Sequence[Criterion | Mapping[str, Any]]) -> Rubric:
-    """Return the criteria of a YAML file, or of a list.
-
-    Raises:
-        DataError: If one is malformed or two have one name; names file, entry and field.
-    """
+    """Return the criteria of a YAML file, or of a list; a DataError names entry and field."""
     name, entries = (source if isinstance(source, str | Path) else "rubric"), source
     try:
         if isinstance(source, str | Path):
@@ -73,40 +65,33 @@ def load_rubric(source: str | Path | Sequence[Criterion | Mapping[str, Any]]) ->
 
             entries = yaml.safe_load(Path(source).read_bytes())
         rubric = pydantic.TypeAdapter(Rubric).validate_python(entries)
+        names = [criterion.name for criterion in rubric]
+        if falling := [c.scale for c in rubric if c.scale[0] >= c.scale[1]]:
+            raise ValueError(f"a scale must rise, as [1, 5], not {falling}")
+        if not names or len({*names, "reason"}) <= len(names):
+            raise ValueError(f"names must be unique and not 'reason', not {names}")
     except Exception as error:
-        reason = str(error)
+        problem = str(error)
         if isinstance(error, pydantic.ValidationError):
             first = error.errors()[0]
-            reason = f"entry {'.'.join(map(str, first['loc']))}: {first['msg']}"
-        raise DataError(f"{name}: {reason}. {_FORM}") from error
-    names = [criterion.name for criterion in rubric]
-    if not names or len({*names, "reason"}) <= len(names):
-        raise DataError(f"{name}: names must be unique and not 'reason', not {names}. {_FORM}")
+            problem = f"entry {'.'.join(map(str, first['loc']))}: {first['msg']}"
+        raise DataError(f"{name}: {problem}. {_FORM}") from error
     return rubric
-
-
-_FORM: Final = (
-    "A rubric is a list of criteria with 'name' and 'description', and maybe 'weight' and 'scale'."
-)
 
 
 def reply_model(rubric: Rubric) -> type[pydantic.BaseModel]:
     """Return the form of a reply: a reason, then the score of each criterion."""
-    fields: dict[str, Any] = {"reason": (str, ...)}
-    for criterion in rubric:
-        low, high = criterion.scale
-        fields[criterion.name] = (Annotated[int, pydantic.Field(ge=low, le=high)], ...)
+    fields: dict[str, Any] = {
+        c.name: (Annotated[int, pydantic.Field(ge=c.scale[0], le=c.scale[1])], ...) for c in rubric
+    }
     config = pydantic.ConfigDict(extra="forbid", strict=True)
-    return pydantic.create_model("Judgement", __config__=config, **fields)
+    return pydantic.create_model("Judgement", __config__=config, reason=(str, ...), **fields)
 
 
 def read_reply(text: str, form: type[pydantic.BaseModel]) -> dict[str, int]:
     """Return the scores of a reply; a ValueError if it is anything but one valid object."""
-    text = without_thoughts(text).strip()
-    fenced = _FENCE.fullmatch(text)
-    scores = form.model_validate_json(fenced[1] if fenced else text).model_dump()
-    del scores["reason"]
-    return scores
+    text = _FENCE.sub(r"\1", without_thoughts(text).strip())
+    return form.model_validate_json(text).model_dump(exclude={"reason"})
 
 
 def write_prompt(
@@ -118,15 +103,12 @@ def write_prompt(
         lines += [_line("environment" if number else "task", observation), _line("agent", action)]
     record = "\n".join(lines)
     id = hashlib.blake2b(record.encode(), digest_size=8).hexdigest()
-    criteria = "\n".join(
-        f"- {c.name} (integer from {c.scale[0]} to {c.scale[1]}): {c.description}" for c in rubric
-    )
-    form = {"reason": "one sentence", **{c.name: f"<{c.scale[0]}-{c.scale[1]}>" for c in rubric}}
-    system = SYSTEM_TEXT.format(criteria=criteria, id=id, reply=json.dumps(form))
-    return [
-        Message(role="system", content=system),
-        Message(role="user", content=f"<record {id}>\n{record}\n</record {id}>"),
-    ]
+    scales = {c.name: f"integer from {c.scale[0]} to {c.scale[1]}" for c in rubric}
+    criteria = "\n".join(f"- {c.name} ({scales[c.name]}): {c.description}" for c in rubric)
+    form = json.dumps({"reason": "one sentence", **scales})
+    system = SYSTEM_TEXT.format(criteria=criteria, id=id, reply=form)
+    content = f"<record {id}>\n{record}\n</record {id}>"
+    return [Message(role="system", content=system), Message(role="user", content=content)]
 
 
 def _line(author: str, text: str) -> str:

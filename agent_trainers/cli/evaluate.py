@@ -1,8 +1,7 @@
 """``agent-r1-eval``: evaluate a language model in an environment, or in a program.
 
-``agent-r1-eval judge`` judges recorded episodes. ``agent-r1-eval collect`` keeps the best episodes
-for ``agent-r1-sft`` (rejection sampling). Its tasks run in portions that are saved when they are
-done; the same command resumes after the last.
+``agent-r1-eval collect`` keeps the best episodes for ``agent-r1-sft`` (rejection sampling). Its
+tasks run in portions that are saved when they are done; the same command resumes after the last.
 """
 
 import contextlib
@@ -25,7 +24,6 @@ from agent_envs.data.files import write_json
 from agent_envs.errors import ConfigurationError, RolloutError
 from agent_envs.formats.tool_formats import TOOL_FORMATS
 from agent_trainers.checkpointing.checkpoints import check_writable
-from agent_trainers.cli import judge
 from agent_trainers.cli.arguments import notifier, parse, run_command
 from agent_trainers.cli.environments import (
     DEFAULT_ENV,
@@ -151,9 +149,6 @@ def run(arguments: Sequence[str]) -> None:
     """Evaluate the model, write the files and print the table."""
     if arguments[:1] == ["collect"]:
         collect(arguments[1:])
-        return
-    if arguments[:1] == ["judge"]:
-        judge.run(arguments[1:])
         return
     options = parse(
         arguments,

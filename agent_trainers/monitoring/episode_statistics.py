@@ -4,7 +4,6 @@ That is the metrics of a batch, of each of several environments, and of failures
 """
 
 import hashlib
-import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -203,7 +202,7 @@ def trainer_metrics(
     metrics |= {name: count / num_steps for name, count in counts.items()}
     metrics |= _tools(scored)
     metrics |= _roles(scored)
-    metrics |= judge_metrics([steps for episode in scored for steps in episode.judgements])
+    metrics |= _judges([steps for episode in scored for steps in episode.judgements])
     lengths = [sum(episode.lengths) for episode in scored]
     metrics["completions/mean_length"] = float(np.mean(lengths))
     metrics["completions/max_length"] = float(max(lengths))
@@ -254,20 +253,16 @@ def _tools(scored: Sequence[EpisodeSummary]) -> dict[str, float]:
     return metrics
 
 
-def judge_metrics(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return score, tokens, cost and agreement of judges, from the judgements of steps."""
+def _judges(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return tokens and cost of judges, and their agreement about each criterion."""
     metrics = {}
     for name in sorted({name for step in steps for name in step}):
         own = [step[name] for step in steps if name in step]
-        metrics[f"judges/{name}/score"] = float(np.mean([each["value"] for each in own]))
-        metrics[f"judges/{name}/tokens"] = float(sum(each["tokens"] for each in own))
-        metrics[f"judges/{name}/cost"] = float(sum(each["cost"] for each in own))
-        alphas = [
-            krippendorff_alpha([judge[criterion] for judge in each["scores"]] for each in own)
-            for criterion in own[0]["scores"][0]
-        ]
-        if known := [alpha for alpha in alphas if not math.isnan(alpha)]:
-            metrics[f"judges/{name}/alpha"] = float(np.mean(known))
+        for used in ("tokens", "cost"):
+            metrics[f"judges/{name}/{used}"] = float(sum(each[used] for each in own))
+        for criterion in own[0]["scores"][0] if len(own[0]["scores"]) > 1 else ():
+            units = ([scores[criterion] for scores in each["scores"]] for each in own)
+            metrics[f"judges/{name}/alpha/{criterion}"] = krippendorff_alpha(units)
     return metrics
 
 

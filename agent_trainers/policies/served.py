@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from agent_envs.core.lookup import lookup
-from agent_envs.core.model_server import MAX_REASON_CHARS, ServerClient
+from agent_envs.core.model_server import ServerClient
 from agent_envs.errors import ServerError
 from agent_envs.formats.openai_format import (
     FunctionCall,
@@ -84,15 +84,11 @@ class OpenAIPolicy(Policy):
         else:
             body["messages"] = text_messages(messages, tools, hidden)
         try:
-            reply: Any = self._client.call(self._client.api.chat.completions.create, **body)
+            reply = self._client.chat(**body)
         except ServerError as error:
             if _TOO_LONG.search(str(error)) is None:
                 raise
             return Generation(text="", finish_reason="overflow", usage=Usage())
-        # The library does not validate replies: a proxy's error page is a string.
-        if not getattr(reply, "choices", None) or reply.choices[0].message is None:
-            text = str(reply)[:MAX_REASON_CHARS]
-            raise self._client.error(f"the reply is not a chat completion: {text}")
         choice = reply.choices[0]
         calls = [
             FunctionCall(name=call.function.name or "", arguments=call.function.arguments or "")

@@ -17,7 +17,6 @@ from agent_leaderboard.play.config import load_configs
 from agent_trainers.cli import sft
 from agent_trainers.cli.arguments import CommandParser
 from agent_trainers.cli.evaluate import CollectArguments, EvaluateArguments
-from agent_trainers.cli.judge import JudgeArguments
 from agent_trainers.cli.train import make_parser
 from agent_trainers.experimental.diagnose import DiagnoseArguments, name_file
 from agent_trainers.experimental.search import SearchArguments
@@ -115,7 +114,6 @@ def test_a_command_that_does_not_exist_is_found(command):
 OPTIONS_OF = {
     "agent-r1-eval": EvaluateArguments,
     "agent-r1-eval collect": CollectArguments,
-    "agent-r1-eval judge": JudgeArguments,
     "agent_trainers.experimental.diagnose": DiagnoseArguments,
     "agent_trainers.experimental.search": SearchArguments,
     "agent_trainers.experimental.values": ValueArguments,
@@ -127,7 +125,7 @@ OPTIONS_OF = {
 
 def check_command(words):  # noqa: C901
     program, *arguments = words
-    if " ".join(words[:2]) in OPTIONS_OF:
+    if words[:2] == ["agent-r1-eval", "collect"]:
         program, arguments = " ".join(words[:2]), words[2:]
     if arguments[:1] == ["-m"] and arguments[1] in OPTIONS_OF:
         program, *arguments = arguments[1:]

@@ -2,17 +2,16 @@
 
 import re
 import zlib
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from agent_envs.core.rewards import COST, OUTCOME, PROGRESS, extra_call_term, final_metric
+from agent_envs.core.rewards import COST, PROGRESS, extra_call_term, final_metric
 from agent_envs.core.tasks import Task
-from agent_envs.core.tool import Tool, ToolSource
 from agent_envs.data.sources import DatasetSpec, Source, file_source
 from agent_envs.envs.qa import rows
 from agent_envs.envs.qa.injection import TASK_PREFIX
@@ -24,37 +23,31 @@ from agent_envs.tools.pages import folded
 
 SUPPORTED: Final = "supported"
 REFUTED: Final = "refuted"
-_RELATIONS: Final = {"educated at": "alma mater", "award received": "award", "has part": "part"}
-"""Nouns for relations of 2WikiMultihopQA that are none."""
+_NOUNS: Final = {"educated at": "alma mater", "award received": "award", "has part": "part"}
 _OPPOSITES: Final = {"yes": "no", "no": "yes"}
 _ASKED: Final = re.compile(r"\b(?:who(?:se)?|when|where|why|how \w+|(?:what|which) \w+)\b", re.I)
 MAX_CANDIDATES: Final = 200
-"""Number of objects that are tried for a contradiction."""
-
-
-def _read(row: Mapping[str, Any], index: int) -> rows.QARow | None:
-    return (rows.TWO_WIKI if row.get("evidences") else rows.HOTPOTQA).read(row, index)
 
 
 CLAIMS: Final = DatasetSpec(
     hub=rows.TWO_WIKI.hub,
-    read=_read,
+    read=lambda row, n: (rows.TWO_WIKI if row.get("evidences") else rows.HOTPOTQA).read(row, n),
     form="A row has the form of 2WikiMultihopQA or of HotpotQA: 'question', 'answer', 'context' "
     "and 'supporting_facts', and the former also 'evidences'.",
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Statement:
-    """A true claim, in parts: its object can be replaced."""
+class Statement(NamedTuple):
+    """A true claim. Its object can be replaced by one of the same kind, the narrowest kind first.
+
+    `key` identifies the object under any of its names, where the data have ids.
+    """
 
     before: str
     object: str
     after: str
     kinds: tuple[Hashable, ...]
-    """Objects of the same kind are exchangeable; the narrowest kind first."""
-    key: str
-    """Identifies the object under any of its names, where the data have ids."""
+    key: str = ""
 
 
 class ClaimVerificationEnv(PassageQAEnv):
@@ -65,15 +58,13 @@ class ClaimVerificationEnv(PassageQAEnv):
     director of Red Harbor is 1970.") or about its answer. In the false one the object is another
     of the same kind, which the gold passages do not mention, or the other entity of a comparison.
 
-    Tools: ``note`` with the title of a passage cites it, and ``drop_note`` withdraws it. A gold
-    passage counts once a search of the episode has shown it. The others are those of
-    `PassageQAEnv`.
+    Tools: those of `PassageQAEnv`. ``note`` with the title of a passage cites it, and ``drop_note``
+    withdraws it. A gold passage counts once a search of the episode has shown it.
 
     Reward terms: ``joint_em`` (verdict and cited passages are exactly right; success),
     ``exact_match`` (the verdict) and ``citation_f1`` at the end (outcome), ``extra_call`` (-1 for a
     call beyond those that find and cite each gold passage, ten times at most; process), and those
-    of `PassageQAEnv`. The default is a hybrid of result, evidence and efficiency. The episode ends
-    with an answer.
+    of `RetrievalQAEnv`: a hybrid of result, evidence and efficiency. It ends with an answer.
 
     Version history: v0, first version.
     """
@@ -86,39 +77,24 @@ class ClaimVerificationEnv(PassageQAEnv):
         f"{SUPPORTED} if the passages confirm the claim, or {REFUTED}."
     )
     reward_functions = {
-        **RetrievalQAEnv.reward_functions,
+        **RetrievalQAEnv.reward_functions, "extra_call": extra_call_term,
         **{name: final_metric(name) for name in ("citation_f1", "joint_em")},
-        "extra_call": extra_call_term,
-    }
+    }  # fmt: skip
     outcome_terms = RetrievalQAEnv.outcome_terms | {"citation_f1", "joint_em"}
-    # a right verdict, or citations, earn their part without the other
-    term_earnings = {
-        **PassageQAEnv.term_earnings,
-        **{"joint_em": OUTCOME, "exact_match": PROGRESS, "citation_f1": PROGRESS},
+    term_earnings = {  # a right verdict, or citations, earn their part without the other
+        **PassageQAEnv.term_earnings, "exact_match": PROGRESS, "citation_f1": PROGRESS,
         "extra_call": COST,
-    }
+    }  # fmt: skip
     default_rewards = {
-        "joint_em": 1.0,
-        "exact_match": 0.2,
-        "citation_f1": 0.2,
-        "new_gold_passage": 0.1,
-        "format": 0.02,
-        "repeated_query": 0.02,
-        "extra_call": 0.02,
-    }
+        "joint_em": 1.0, "exact_match": 0.2, "citation_f1": 0.2, "new_gold_passage": 0.1,
+        **dict.fromkeys(("format", "repeated_query", "extra_call"), 0.02),
+    }  # fmt: skip
     metric_names = (
         *PassageQAEnv.metric_names, "citation_em", "citation_f1", "joint_em", "joint_f1"
     )  # fmt: skip
 
-    def __init__(
-        self, *, tools: Sequence[Tool | ToolSource | str] | None = None, **rest: Any
-    ) -> None:
-        """Load claims and passages.
-
-        Args:
-            tools: More tools, in addition to ``"note"``.
-            rest: Arguments of `PassageQAEnv`; rows of ``data=`` have either form.
-        """
+    def __init__(self, *, tools: Sequence[Any] | None = None, **rest: Any) -> None:
+        """Load claims and passages; `tools` are in addition to ``"note"``."""
         more = [tool for tool in tools or () if tool != "note"]
         super().__init__(tools=["note", *more], **rest)
 
@@ -129,9 +105,8 @@ class ClaimVerificationEnv(PassageQAEnv):
     def load_tasks(self, source: Source) -> Sequence[Task]:
         super().load_tasks(source)
         claims = _load_claims(self.dataset, source, tuple(map(file_source, self._corpus)))
-        if not self.is_injected:
-            return claims
-        return [replace(task, id=f"{TASK_PREFIX}{task.id}") for task in claims]
+        prefix = TASK_PREFIX if self.is_injected else ""
+        return [replace(task, id=f"{prefix}{task.id}") for task in claims]
 
     def score_citations(self, notes: Sequence[Note]) -> dict[str, tuple[Overlap, float]]:
         unseen = set(map(folded, set(self.gold_keys()) - self._found))
@@ -162,10 +137,7 @@ def _load_claims(
 
 
 def make_claims(tasks: Sequence[Task]) -> Iterator[Task]:
-    """Yield a true claim and a contradiction for each question, in an order drawn by its id.
-
-    A question without a contradiction, as in a small data set, gives the true claim only.
-    """
+    """Yield a true claim, and a contradiction if there is one, in an order drawn by the id."""
     statements = [state(task) for task in tasks]
     pools: dict[Hashable, list[Statement]] = {}
     for statement in statements:
@@ -191,16 +163,16 @@ def state(task: Task) -> Statement:
     """Return what a row says, as a claim: its chain of facts, or else its answer."""
     facts = task.data.get("evidences", ())
     if facts and all(first[2] == second[0] for first, second in pairwise(facts)):
-        relations = [_RELATIONS.get(relation, relation) for _, relation, _ in reversed(facts)]
+        relations = [_NOUNS.get(relation, relation) for _, relation, _ in reversed(facts)]
         before = f"The {' of the '.join(relations)} of {facts[0][0]} is "
-        key = task.data["evidences_id"][-1][2]
-        return Statement(before, facts[-1][2], ".", (facts[-1][1],), key)
+        _, relation, object = facts[-1]
+        return Statement(before, object, ".", (relation,), task.data["evidences_id"][-1][2])
     question = " ".join(task.question.split())
     answer = _as_in(question, task.answers[0])
     asked = _ASKED.search(question)
     is_number, words = any(map(str.isdigit, answer)), asked[0].casefold().split() if asked else [""]
     kinds = (*words, is_number), (words[0], is_number, answer[:1].isupper()), is_number
-    return Statement(f'The answer to "{question}" is "', answer, '".', kinds, "")
+    return Statement(f'The answer to "{question}" is "', answer, '".', kinds)
 
 
 def contradict(
@@ -217,13 +189,11 @@ def contradict(
         others = [name for name in compared if normalize_answer(name) != true]
         return _as_in(task.question, str(rng.choice(others))) if others else None
     passages = f" {normalize_answer(' '.join(text for _, text in task.data['gold']))} "
-    first = int(rng.integers(len(pool)))
-    for number in range(min(len(pool), MAX_CANDIDATES)):
-        other = pool[(first + number) % len(pool)]
+    first, words = int(rng.integers(len(pool))), {*true.split()}
+    for other in (*pool[first:], *pool[:first])[:MAX_CANDIDATES]:
         text = normalize_answer(other.object)
-        words = {*text.split()}
         is_same = statement.key != "" and other.key == statement.key
-        is_near = words <= {*true.split()} or words >= {*true.split()}
+        is_near = {*text.split()} <= words or {*text.split()} >= words
         if text not in _OPPOSITES and not (is_same or is_near or f" {text} " in passages):
             return other.object
     return None

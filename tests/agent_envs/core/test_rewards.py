@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import gymnasium as gym
 import pytest
 
 from agent_envs import format_term
@@ -59,3 +60,16 @@ def test_terms_are_chosen_by_name_or_function_and_weighted():
     assert compute_terms(None, 3.0, chosen) == {"length": 1.0, "own": 1.5}
     with pytest.raises(ValueError, match="'own' returned inf; it must be finite"):
         compute_terms(None, float("inf"), chosen)
+
+
+def test_costs_of_calls_and_tokens_are_terms_of_any_environment():
+    rewards = {
+        "agent_envs.core.rewards:extra_call_term": 0.1,
+        "agent_envs.core.rewards:token_cost_term": 1.0,
+    }
+    env = gym.make("AgentR1/SyntheticMultiHop-v0", rewards=rewards)
+    env.reset(seed=0)
+    call = env.unwrapped.write_call("search", query="Oslo")
+    costs = [env.step(text)[4]["reward_terms"] for text in (call, f"{call}\n{call}", "x" * 400)]
+    assert [cost["extra_call_term"] for cost in costs] == pytest.approx([-0.1, -0.2, 0.0])
+    assert costs[2]["token_cost_term"] == -0.1  # 400 bytes are 100 tokens

@@ -48,4 +48,4 @@ def make_judge(name, **options):
 
 
 reasoning = make_judge("reasoning")
-steps = make_judge("steps", scope="step")
+steps = make_judge("steps", each_step=True)

@@ -27,18 +27,18 @@ def no_pauses(monkeypatch):
 def test_the_value_is_the_weighted_mean_of_scaled_scores():
     first, second = ByRules(lambda _: replies(5, 0)), ByRules(lambda _: replies(3, 2))
     # the first has (2 * 1 + 0) / 3, the second (2 * 0.5 + 1) / 3: the same
-    assert Judge(RUBRIC, first).judge(*TEXTS).value == pytest.approx(2 / 3)
+    assert Judge(RUBRIC, first).judge(*TEXTS)["value"] == pytest.approx(2 / 3)
     third = ByRules(lambda _: replies(1, 0))
-    assert Judge(RUBRIC, second, third).judge(*TEXTS).value == pytest.approx(1 / 3)
-    assert Judge(RUBRIC, second).judge(*TEXTS).scores == [{"grounded": 3, "brief": 2}]
+    assert Judge(RUBRIC, second, third).judge(*TEXTS)["value"] == pytest.approx(1 / 3)
+    assert Judge(RUBRIC, second).judge(*TEXTS)["scores"] == [{"grounded": 3, "brief": 2}]
 
 
 def test_tokens_and_cost_are_those_of_every_attempt():
     texts = iter(["garbage", replies(5, 0)])
     endpoint = ByRules(lambda _: next(texts), price=(1.0, 10.0))
     judgement = Judge(RUBRIC, endpoint).judge(*TEXTS)
-    assert judgement.tokens == 2 * 1050
-    assert judgement.cost == pytest.approx(2 * (1000 * 1.0 + 50 * 10.0) / 1e6)
+    assert judgement["tokens"] == 2 * 1050
+    assert judgement["cost"] == pytest.approx(2 * (1000 * 1.0 + 50 * 10.0) / 1e6)
     assert endpoint.usage == {
         "requests": 2, "failures": 1, "prompt_tokens": 2000, "completion_tokens": 100
     }  # fmt: skip
@@ -60,7 +60,7 @@ def test_an_invalid_reply_is_no_judgement(reply):
 @pytest.mark.parametrize("form", ["{}", "```json\n{}\n```", "<think>Hm. {{</think>\n{}"])
 def test_a_reply_may_have_thoughts_or_a_fence(form):
     reply = form.replace("{}", replies(5, 2))
-    assert Judge(RUBRIC, ByRules(lambda _: reply)).judge(*TEXTS).value == 1.0
+    assert Judge(RUBRIC, ByRules(lambda _: reply)).judge(*TEXTS)["value"] == 1.0
 
 
 @pytest.mark.parametrize(
@@ -93,8 +93,8 @@ def test_a_served_judge_gets_the_schema_and_the_record(tmp_path):
     with serving(lambda _: (200, replies(4, 1))) as (url, requests):
         judge = Judge(tmp_path / "rubric.yaml", Endpoint(base_url=url, model="m"))
         judgement = judge.judge(*TEXTS)
-    assert judgement.value == pytest.approx((2 * 0.75 + 0.5) / 3)
-    assert judgement.tokens == 110
+    assert judgement["value"] == pytest.approx((2 * 0.75 + 0.5) / 3)
+    assert judgement["tokens"] == 110
     form = requests[0]["response_format"]["json_schema"]
     assert form["strict"]
     grounded = form["schema"]["properties"]["grounded"]
@@ -130,7 +130,7 @@ def test_faults_of_the_judge_never_change_a_score():
         judge = Judge(RUBRIC, endpoint)
         for number in range(60):
             try:
-                (scores,) = judge.judge([QUESTION], [str(number)]).scores
+                (scores,) = judge.judge([QUESTION], [str(number)])["scores"]
                 outcomes[number] = scores
             except ServerError:
                 outcomes[number] = None
@@ -219,11 +219,10 @@ def test_a_trajectory_is_scored_at_its_end():
 
 
 def test_a_step_costs_what_it_lacks():
-    terms, _ = episode(Judge(RUBRIC, ByRules(lambda _: replies(3, 1)), scope="step"))
+    terms, _ = episode(Judge(RUBRIC, ByRules(lambda _: replies(3, 1)), each_step=True))
     assert terms == [-0.25] * len(terms)
-    assert episode(Judge(RUBRIC, ByRules(lambda _: replies(5, 2)), scope="step"))[0] == [0.0] * len(
-        terms
-    )
+    flawless, _ = episode(Judge(RUBRIC, ByRules(lambda _: replies(5, 2)), each_step=True))
+    assert flawless == [0.0] * len(terms)
 
 
 def test_a_failed_judgement_ends_the_step_with_an_error():

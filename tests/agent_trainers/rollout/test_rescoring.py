@@ -1,20 +1,18 @@
 """Judged rewards in rollouts, in metrics, and of recorded episodes."""
 
-import json
 from dataclasses import replace
 
 import gymnasium as gym
 import numpy as np
 import pytest
 
-from agent_envs.errors import ConfigurationError, DataError
+from agent_envs.errors import DataError
 from agent_trainers.algorithms.advantages import estimate
-from agent_trainers.cli.evaluate import run
-from agent_trainers.cli.judge import rescore
 from agent_trainers.monitoring.episode_statistics import summarise, trainer_metrics
 from agent_trainers.policies import ScriptedPolicy
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.episode import EpisodeSpec
+from agent_trainers.rollout.rescoring import rescore
 from agent_trainers.trajectory import StopReason, load_trajectories, save_trajectories
 from tests.agent_envs.judges import by_rules
 
@@ -38,20 +36,23 @@ def collect(count=12, turns=TURNS, context="full", rewards=REWARDS):
     return Rollout(make_env, policy).collect(specs)
 
 
-def test_recorded_episodes_are_judged_again_with_equal_results(tmp_path, capsys):
+def test_recorded_episodes_are_judged_again_with_equal_results(tmp_path):
     episodes = collect()
     assert len({episode.return_ for episode in episodes}) > 5  # the scores differ
     assert {StopReason.ANSWERED, StopReason.TURN_LIMIT} == {e.stop_reason for e in episodes}
     save_trajectories(tmp_path / "episodes.jsonl.gz", episodes)
-    judged = {name: weight for name, weight in REWARDS.items() if name != "exact_match"}
-    arguments = ["--trajectories", str(tmp_path / "episodes.jsonl.gz")]
-    arguments += ["--rewards", json.dumps(judged), "--output", str(tmp_path / "judged.jsonl")]
-    run(["judge", *arguments])
-    assert load_trajectories(tmp_path / "judged.jsonl") == episodes
-    printed = capsys.readouterr().err
-    assert "12 of 12 episodes scored, 12 as before" in printed
-    assert "judges/reasoning/alpha" in printed
-    assert "cost 0." in printed
+    judges = {"reasoning": (by_rules.reasoning, 0.3), "steps": (by_rules.steps, 0.05)}
+    loaded = load_trajectories(tmp_path / "episodes.jsonl.gz")
+    assert [rescore(episode, judges) for episode in loaded] == episodes
+    blank = [
+        replace(e, transitions=[replace(t, reward=0.0, reward_terms={}) for t in e.transitions])
+        for e in loaded
+    ]
+    for episode, other in zip(blank, episodes, strict=True):
+        for step, known in zip(
+            rescore(episode, judges).transitions, other.transitions, strict=True
+        ):
+            assert step.reward_terms == {name: known.reward_terms[name] for name in judges}
 
 
 def test_another_weight_changes_the_rewards_only():
@@ -96,17 +97,28 @@ def test_states_that_lack_what_was_judged_are_refused():
         rescore(episode, {"reasoning": (by_rules.reasoning, 1.0)})
 
 
-def test_only_judges_can_judge(tmp_path):
-    save_trajectories(tmp_path / "e.jsonl", [])
-    arguments = ["judge", "--trajectories", str(tmp_path / "e.jsonl"), "--rewards"]
-    with pytest.raises(ConfigurationError, match="'by_digest' is no Judge"):
-        run([*arguments, json.dumps({f"{PATH}:by_digest": 1.0})])
-
-
 def test_scores_agreement_and_cost_of_judges_are_logged():
     metrics = trainer_metrics([summarise(episode) for episode in collect()])
-    assert 0 < metrics["judges/reasoning/score"] < 1
-    # agreement is full about one criterion, and none, or worse than chance, about the other
-    assert 0 < metrics["judges/reasoning/alpha"] < 0.6
+    # the judges give equal scores for one criterion, and opposite ones for the other
+    assert metrics["judges/reasoning/alpha/grounded"] == pytest.approx(1.0)
+    assert metrics["judges/reasoning/alpha/brief"] < 0
     assert metrics["judges/reasoning/tokens"] % (2 * 1050) == 0
     assert metrics["judges/reasoning/cost"] > 0
+
+
+def test_gdpo_credit_does_not_depend_on_the_scale_of_a_judged_term():
+    episodes = collect()
+    scaled = [rescore(e, {"reasoning": (by_rules.reasoning, 30.0)}) for e in episodes]
+    before, after = (
+        estimate("gdpo", [summarise(e) for e in each], weights={"reasoning": 0.3, "steps": 0.1})
+        for each in (episodes, scaled)
+    )
+    for one, other in zip(before, after, strict=True):
+        np.testing.assert_allclose(one, other, rtol=5e-3, atol=5e-3)  # deviations plus 1e-4
+    assert any(np.abs(one).max() > 0.1 for one in before)
+
+
+def test_a_schedule_scales_a_judged_term():
+    episode = collect(1)[0]
+    whole = summarise(episode).term_sums["reasoning"]
+    assert summarise(episode, {"reasoning": 0.5}).term_sums["reasoning"] == whole / 2
