@@ -218,7 +218,7 @@ class Tau2AirlineEnv(Tau2Env):
     rewards as in ``AgentR1/Tau2Retail-v0``. The episode succeeds if the database is right at the
     end, and the agent has told the user the required numbers (6 of 50 tasks). Assertions in natural
     language do not count in the benchmark; with ``judge=`` they are a metric. In 24 tasks nothing
-    may change, so an agent that does nothing succeeds in those without numbers.
+    may change; an agent that does nothing succeeds in 23.
 
     Version history: v0, first version.
     """

@@ -39,6 +39,7 @@ def test_the_script_says_what_it_is_asked_for_in_the_first_person():
     )
     assert payment == "I want to pay with the gift card that the shop gave me."
     assert yes.startswith("If the agent asks for confirmation")
+    assert talk_of("Your name, or your email?")[1] == identity
 
 
 def test_the_script_says_each_fact_once_no_secret_and_then_agrees():
