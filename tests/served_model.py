@@ -76,8 +76,8 @@ def transformers_serve(folder):
                 process.wait()
 
 
-def wait_until_ready(process, url, log):
-    deadline = time.monotonic() + START_SECONDS
+def wait_until_ready(process, url, log, seconds=START_SECONDS):
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         assert process.poll() is None, log.read_text(encoding="utf-8", errors="replace")
         try:
@@ -85,7 +85,7 @@ def wait_until_ready(process, url, log):
                 return
         except (urllib.error.URLError, ConnectionError, TimeoutError):
             time.sleep(0.2)
-    pytest.fail(f"transformers serve is not up after {START_SECONDS} seconds")
+    pytest.fail(f"the server is not up after {seconds} seconds: {log}")
 
 
 def free_port():

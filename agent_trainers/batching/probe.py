@@ -101,8 +101,8 @@ def without_dropout(*models: Any) -> Iterator[None]:
 
 
 def vocabulary_size(model: Any) -> int:
-    """Return the number of tokens for which a model has logits."""
-    return int(model.config.get_text_config().vocab_size)
+    """Return the number of tokens for which a model or a configuration has logits."""
+    return int(getattr(model, "config", model).get_text_config().vocab_size)
 
 
 def is_tiny(model: Any) -> bool:

@@ -40,6 +40,7 @@ from agent_trainers.cli.environments import (
 from agent_trainers.cli.model_options import EMBEDDED, model_path
 from agent_trainers.cli.output_folder import open_run, settings_of
 from agent_trainers.policies import Policy
+from agent_trainers.policies.engines import load_engine_policy
 from agent_trainers.policies.local import load_policy
 from agent_trainers.policies.models import load_tokenizer
 from agent_trainers.policies.served import OpenAIPolicy
@@ -68,6 +69,7 @@ class PolicyArguments:
         default="auto",
         help="Type of the weights; auto: as saved, or bfloat16 on a CPU with instructions for it.",
     )
+    use_vllm: bool = HfArg(default=False, help="Sample with vLLM in this process.")
     base_url: str | None = HfArg(
         default=None,
         help="OpenAI-compatible server, such as http://localhost:8000/v1, with the "
@@ -109,6 +111,8 @@ class PolicyArguments:
             name = self.tool_format
             if name and lookup(TOOL_FORMATS, name, kind="tool format").is_structured:
                 raise ConfigurationError(f"--tool_format {name} needs a served model: --base_url.")
+        elif self.use_vllm:
+            raise ConfigurationError("--use_vllm does nothing with --base_url: leave out one.")
         elif not self.base_url.startswith(("http://", "https://")):
             raise ConfigurationError(f"--base_url {self.base_url}: must begin with http://.")
         elif self.model is None:
@@ -361,14 +365,15 @@ def open_policy(options: PolicyArguments) -> Iterator[Policy]:
             notify(f"Turns have at most {trained_for[0]} tokens, as in training ({source}).")
         # the embedded policy always runs in the type it was saved in
         is_free = options.dtype == "auto" and options.model is not None
-        yield load_policy(
-            model,
-            dtype="bfloat16" if is_free and fast_precision() else options.dtype,
-            max_new_tokens=options.max_completion_length,
-            **sampling,
-            top_k=options.top_k,
-            max_batch_size=options.batch_size,
-        )
+        settings = sampling | {
+            "dtype": "bfloat16" if is_free and fast_precision() else options.dtype,
+            "max_new_tokens": options.max_completion_length,
+            "top_k": options.top_k,
+        }
+        if options.use_vllm:
+            yield load_engine_policy(model, **settings)
+        else:
+            yield load_policy(model, **settings, max_batch_size=options.batch_size)
         return
     policy = OpenAIPolicy(
         base_url=options.base_url,

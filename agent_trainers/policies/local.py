@@ -1,6 +1,5 @@
 """Policies that sample tokens: a chat template in front of a function that completes prompts."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -9,7 +8,6 @@ import numpy as np
 import torch
 
 from agent_envs.core.messages import Message
-from agent_envs.core.model_server import ServerClient
 from agent_envs.errors import ConfigurationError
 from agent_trainers.batching.probe import is_tiny, supports, vocabulary_size
 from agent_trainers.batching.shared_prefix import original_context
@@ -141,7 +139,7 @@ def transformers_policy(
     if not is_tiny(model) and torch.accelerator.is_available():
         model.to(torch.accelerator.current_accelerator())
     settings = SamplingSettings(
-        max_new_tokens=max_new_tokens or (24 if is_tiny(model) else 512),
+        max_new_tokens=max_new_tokens or default_turn_length(model),
         eos_token_ids=eos_ids(model.generation_config.eos_token_id, tokenizer),
         pad_token_id=tokenizer.pad_token_id or 0,
         **sampling,
@@ -192,77 +190,6 @@ def load_policy(
     return transformers_policy(model, tokenizer, max_new_tokens=max_new_tokens, **options)
 
 
-class VLLMServerPolicy(TokenPolicy):
-    """A chat template in front of ``vllm serve``, for rollouts beside a trainer; thread-safe.
-
-    (``vllm_mode: server`` of `StepGRPOTrainer` uses TRL's own client.)
-    """
-
-    def __init__(
-        self,
-        base_url: str,
-        renderer: ChatRenderer,
-        settings: SamplingSettings,
-        *,
-        max_concurrency: int = 64,
-        **connection: Any,
-    ) -> None:
-        """Connect to a server, such as ``http://gpu-node-2:8000``; see `ServerClient`.
-
-        Start it with ``--logprobs-mode processed_logprobs``: only then are its log-probabilities
-        those of the sampling distribution.
-        """
-        self._client = ServerClient(f"{base_url.rstrip('/')}/v1", **connection)
-        self.max_concurrency = max_concurrency
-        model = self._client.call(self._client.api.models.list).data[0]
-        max_model_length = (model.model_extra or {}).get("max_model_len")
-        if max_model_length is None:
-            raise self._client.error("the server does not report max_model_len; is it vLLM?")
-        self._body: dict[str, Any] = {
-            "model": model.id,
-            "max_tokens": settings.max_new_tokens,
-            "temperature": settings.temperature,
-            "top_p": settings.top_p,
-            "n": 1,
-            "logprobs": 0,  # of the sampled token only
-            # All of them: vLLM takes missing ones from the model's generation_config.json.
-            "extra_body": {
-                "top_k": settings.top_k,
-                "min_p": settings.min_p or 0.0,
-                "repetition_penalty": settings.repetition_penalty,
-                "return_token_ids": True,
-            },
-        }
-        super().__init__(
-            renderer,
-            lambda *batch: list(map(self._complete_one, *batch)),
-            settings,
-            max_prompt_tokens=int(max_model_length) - settings.max_new_tokens,
-        )
-
-    def close(self) -> None:
-        self._client.api.close()
-
-    def check_guide(self, guide: Mapping[str, Any]) -> None:
-        """Accept every structural tag: the server reads them."""
-
-    def start_guide(self, guide: Mapping[str, Any] | None) -> Any:
-        return guide
-
-    def _complete_one(
-        self, prompt: list[int], rng: np.random.Generator, guide: Mapping[str, Any] | None
-    ) -> Completion:
-        create, body = self._client.api.completions.create, dict(self._body)
-        if guide is not None:
-            outputs = {"structural_tag": json.dumps(guide)}
-            body["extra_body"] = {**body["extra_body"], "structured_outputs": outputs}
-        seed = int(rng.integers(2**31))
-        reply: Any = self._client.call(create, prompt=prompt, seed=seed, **body)
-        choice = reply.choices[0]
-        logprobs = np.array(choice.logprobs.token_logprobs, np.float32)
-        return Completion(token_ids=choice.model_extra["token_ids"], logprobs=logprobs)
-
-
 def has_slots_for(model: Any, settings: SamplingSettings) -> bool:
     """Return whether slots support a model; refuse one that no batch supports."""
     if can_serve(model, settings):
@@ -279,6 +206,11 @@ def eos_ids(declared: int | list[int] | None, tokenizer: Any) -> tuple[int, ...]
     """Return the tokens that end a turn: the tokenizer's and those the model declares."""
     ids = [declared] if isinstance(declared, int) else list(declared or ())
     return tuple(dict.fromkeys([tokenizer.eos_token_id, *ids]))
+
+
+def default_turn_length(model: Any) -> int:
+    """Return the longest turn in tokens of a model or a configuration without a recipe."""
+    return 24 if is_tiny(model) else 512
 
 
 def context_length(model: Any) -> int:

@@ -1,22 +1,28 @@
-"""Sampling with the trained model: vLLM through TRL, or transformers.
+"""Sampling with the trained model: vLLM or transformers.
 
+TRL starts vLLM and sends it the weights; turns join and leave its batch one by one. Only where an
+engine belongs to several processes (tensor parallelism) they generate in waves, by TRL's method.
 transformers generates in slots if model and settings allow it, else batch by batch.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from trl.models import unwrap_model_for_generation
 
 from agent_envs.errors import ConfigurationError
 from agent_trainers.batching.probe import vocabulary_size, without_dropout
+from agent_trainers.policies.engines import EnginePolicy, VLLMServerPolicy
 from agent_trainers.policies.guided import Guide, Guides
 from agent_trainers.policies.local import TokenPolicy, context_length, has_slots_for
 from agent_trainers.policies.policy import Schemas
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.policies.sampling import Completion, SamplingSettings, sample
+
+_MAX_CALLS: Final = 256
+"""Concurrent calls of a process to a server."""
 
 
 class TrainerGenerator:
@@ -41,15 +47,39 @@ class TrainerGenerator:
         )
         self.max_drift = None if self.settings.is_truncated else args.max_logprob_drift
         """Largest accepted drift of log-probabilities; None where it is not comparable."""
-        self._guides: Guides | None = None
-        if not args.use_vllm:  # TRL's vLLM knows one form for all prompts
-            size, ends = vocabulary_size(self.model), self.settings.eos_token_ids
-            self._guides = Guides(self.tokenizer, size, ends)
+        size, ends = vocabulary_size(self.model), self.settings.eos_token_ids
+        self._guides = Guides(self.tokenizer, size, ends)
+        self._in_waves = (
+            args.use_vllm and args.vllm_mode == "colocate" and (args.vllm_tensor_parallel_size > 1)
+        )
 
     @property
     def is_collective(self) -> bool:
         """Whether all processes generate together."""
-        return bool(self._args.use_vllm or self.is_sharded)
+        return bool(self._in_waves if self._args.use_vllm else self.is_sharded)
+
+    @contextmanager
+    def rollout(self) -> Iterator[None]:
+        """Give vLLM the current weights, for the rollouts of a batch; collective."""
+        trainer, args = self._trainer, self._args
+        if not args.use_vllm or self._in_waves:
+            yield
+            return
+        vllm = trainer.vllm_generation
+        sleeps = args.vllm_mode == "colocate" and args.vllm_enable_sleep_mode
+        step = trainer.state.global_step
+        if step != trainer._last_loaded_step or (sleeps and vllm._llm_weights_sleeping):
+            vllm.sync_weights()
+            trainer._last_loaded_step = step
+            trainer.accelerator.wait_for_everyone()  # others may share the server
+        if sleeps:
+            vllm.llm.wake_up(tags=["kv_cache"])
+        try:
+            yield
+        finally:
+            if sleeps:
+                vllm.llm.sleep(level=2)
+                vllm._llm_weights_sleeping = True
 
     def make_policy(self, tools: Schemas) -> TokenPolicy:
         """Make the policy of rollouts; `tools` are those that the chat template describes."""
@@ -66,16 +96,33 @@ class TrainerGenerator:
                 f"max_completion_length ({args.max_completion_length}) leaves no room for a prompt "
                 f"in a context of {limit} tokens. Lower it, or use a model with a longer context."
             )
+        limit = min(max_prompt_tokens, args.max_prompt_length or max_prompt_tokens)
+        if args.use_vllm and not self._in_waves:
+            return self._make_vllm_policy(renderer, limit)
         with self._trainer.accelerator.autocast():  # flash attention needs it
             has_slots = not self.is_collective and has_slots_for(self.model, self.settings)
         return TokenPolicy(
             renderer,
             self._complete,
             self.settings,
-            max_prompt_tokens=min(max_prompt_tokens, args.max_prompt_length or max_prompt_tokens),
+            max_prompt_tokens=limit,
             slot_model=self._model_context if has_slots else None,
-            guides=self._guides,
+            guides=None if self._in_waves else self._guides,  # TRL knows one form for all prompts
         )
+
+    def _make_vllm_policy(self, renderer: ChatRenderer, max_prompt_tokens: int) -> TokenPolicy:
+        args = self._args
+        if args.vllm_mode == "colocate":
+            engine = self._trainer.vllm_generation.llm.llm_engine
+            return EnginePolicy(
+                renderer, engine, self.settings,
+                max_prompt_tokens=max_prompt_tokens, guides=self._guides,
+            )  # fmt: skip
+        address = f"http://{args.vllm_server_host}:{args.vllm_server_port}"
+        return VLLMServerPolicy(
+            args.vllm_server_base_url or address, renderer, self.settings,
+            max_prompt_tokens=max_prompt_tokens, max_concurrency=_MAX_CALLS,
+        )  # fmt: skip
 
     @contextmanager
     def _model_context(self) -> Iterator[Any]:
@@ -101,33 +148,25 @@ class TrainerGenerator:
         guides: Sequence[Guide | None] = (),
     ) -> list[Completion]:
         """Sample one completion per prompt with TRL's backend."""
-        if not prompts and not self._shares_vllm:
-            # Generation may be collective, so a process without episodes takes part, too.
+        if self._in_waves:
+            return self._complete_together(prompts)
+        if not prompts and self.is_sharded:
+            # Generation is collective, so a process without episodes takes part, too.
             unused = self._complete([[self.settings.pad_token_id]], [np.random.default_rng(0)])
             return unused[:0]
-        if self._args.use_vllm:
-            return self._complete_with_vllm(prompts)
         with self._model_context() as model:
             return sample(model, prompts, rngs, self.settings, guides)
 
-    @property
-    def _shares_vllm(self) -> bool:
-        """Whether one engine samples for several processes."""
-        args = self._args
-        is_shared = args.vllm_mode == "server" or args.vllm_tensor_parallel_size > 1
-        return bool(args.use_vllm and self._processes.size > 1 and is_shared)
+    def _complete_together(self, prompts: list[list[int]]) -> list[Completion]:
+        """Sample one completion per prompt of each process with the engine of all.
 
-    def _complete_with_vllm(self, prompts: list[list[int]]) -> list[Completion]:
-        """Sample one completion per prompt.
-
-        Where processes share an engine, TRL assumes that all have the same number of prompts. Ours
-        have as many as episodes left, so they exchange prompts for equal shares first, and the
-        completions afterwards.
+        TRL assumes that all processes have the same number of prompts. Ours have as many as
+        episodes left, so they exchange prompts for equal shares first, and the completions
+        afterwards.
         """
-        processes, share = self._processes, prompts
-        if self._shares_vllm:
-            everything = processes.all_gather_objects(prompts)
-            share = _equal_share(everything, processes.size, processes.index)
+        processes = self._processes
+        everything = processes.all_gather_objects(prompts)
+        share = _equal_share(everything, processes.size, processes.index)
         if not share:  # no process has any
             return []
         generate = self._trainer._generate_single_turn
@@ -136,10 +175,9 @@ class TrainerGenerator:
             Completion(token_ids=list(ids), logprobs=np.array(values, np.float32))
             for ids, values in zip(token_ids, logprobs, strict=True)
         ]
-        if self._shares_vllm:
-            start = processes.num_before(len(prompts))
-            completions = processes.all_gather_objects(completions)[start : start + len(prompts)]
-        return completions
+        start = processes.num_before(len(prompts))
+        own: list[Completion] = processes.all_gather_objects(completions)[start:]
+        return own[: len(prompts)]
 
 
 def _equal_share(items: list[Any], num_shares: int, index: int) -> list[Any]:

@@ -17,7 +17,7 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase, Trainer
 
-from agent_envs.core.lookup import lookup
+from agent_envs.core.lookup import lookup, require_extra
 from agent_envs.errors import ConfigurationError
 from agent_trainers.algorithms.advantages import estimate
 from agent_trainers.algorithms.episodes import Array, apart
@@ -114,6 +114,11 @@ class StepGRPOTrainer(ResumableTrainer):
         if source.names or args.curriculum or args.max_extra_groups:
             pools = training_pools(source, train_dataset)
             sampler = TaskSampler(pools, args.seed, args.parsed_curriculum)
+        if args.use_vllm and args.use_cpu:
+            require_extra("vllm", "use_vllm", "vllm")
+            from agent_trainers.trainers.cpu_engine import use_cpu_engine
+
+            use_cpu_engine()
         super().__init__(
             model=model,
             reward_funcs=[_environment_reward],
@@ -284,7 +289,7 @@ class StepGRPOTrainer(ResumableTrainer):
         if mode == "train":
             progress = self.state.global_step / max(1, self.state.max_steps)
             factors = reward_factors(self.args.schedules, progress, self.state.log_history)
-        with self.clock.measure("rollout"):
+        with self.clock.measure("rollout"), self.generator.rollout():
             trajectories, metrics, seconds = self.rollouts.collect(inputs, mode, step, factors)
         self.clock.note_generation(seconds)
         with self.clock.measure("score"):

@@ -39,15 +39,15 @@ def make_tokenizer(template_name):
     return fast
 
 
-def save_model(folder, template_name):
+def save_model(folder, template_name, **sizes):
     """Save a model with random weights; its type goes with the template."""
     tokenizer = make_tokenizer(template_name)
     is_qwen3 = template_name.startswith("qwen3")
     config = (Qwen3Config if is_qwen3 else Qwen2Config)(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        vocab_size=len(tokenizer), intermediate_size=64, num_hidden_layers=2,
         num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=4096,
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
-        **({"head_dim": 16} if is_qwen3 else {}),
+        **{"hidden_size": 32, **({"head_dim": 16} if is_qwen3 else {}), **sizes},
     )  # fmt: skip
     (Qwen3ForCausalLM if is_qwen3 else Qwen2ForCausalLM)(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)

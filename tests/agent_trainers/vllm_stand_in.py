@@ -1,4 +1,4 @@
-"""A stand-in for ``vllm serve`` as TRL's clients know it: its HTTP protocol, with a small model.
+"""Stand-ins for vLLM with a small model: its engine, and its server as TRL's clients know it.
 
 Real are TRL's client, the HTTP between both and what is done to the weights; samples come from
 transformers. The weights themselves go through a queue instead of NCCL, so the server runs in the
@@ -8,9 +8,11 @@ process that sends them.
 import contextlib
 import json
 import queue
+import sys
 import threading
 import time
 import zlib
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -24,6 +26,57 @@ SERVER_INFO = {
     "weight_transfer_config": {"backend": "nccl"},
     "model_config": {"logprobs_mode": "processed_logprobs", "dtype": "torch.float32"},
 }
+
+
+class EngineStandIn:
+    """An ``LLMEngine`` that samples a turn at once and returns it token by token."""
+
+    def __init__(self, model, eos_token_ids, drift=0.0):
+        self.model, self.eos_token_ids, self.drift = model, tuple(eos_token_ids), drift
+        self.running = {}
+        self.parameters = []
+
+    def add_request(self, request_id, prompt, parameters):
+        if getattr(parameters.structured_outputs, "structural_tag", None) == '"wrong"':
+            raise ValueError("wrong tag")
+        self.parameters.append(parameters)
+        settings = SamplingSettings(
+            max_new_tokens=parameters.max_tokens, eos_token_ids=self.eos_token_ids, pad_token_id=0
+        )
+        rngs = [np.random.default_rng(parameters.seed)]
+        (completion,) = sample(self.model, [prompt["prompt_token_ids"]], rngs, settings)
+        self.running[request_id] = [0, completion]
+
+    def step(self):
+        assert self.running
+        outputs = []
+        for request_id, turn in list(self.running.items()):
+            turn[0] += 1
+            if is_over := turn[0] >= len(turn[1].token_ids):
+                del self.running[request_id]
+            outputs.append(SimpleNamespace(
+                request_id=request_id, finished=is_over, outputs=[self._output(turn[1])]
+            ))  # fmt: skip
+        return [output for output in outputs if output.finished]
+
+    def abort_request(self, request_ids):
+        for request_id in request_ids:
+            del self.running[request_id]
+
+    def _output(self, completion):
+        pairs = zip(completion.token_ids, completion.logprobs, strict=True)
+        values = [{t: SimpleNamespace(logprob=float(p) - self.drift)} for t, p in pairs]
+        return SimpleNamespace(token_ids=completion.token_ids, logprobs=values)
+
+
+def vllm_modules():
+    """The names of vLLM that an engine in this process needs, by module."""
+    kinds = SimpleNamespace(FINAL_ONLY=2)
+    parameters = SimpleNamespace(RequestOutputKind=kinds, StructuredOutputsParams=SimpleNamespace)
+    return {
+        "vllm": SimpleNamespace(SamplingParams=SimpleNamespace),
+        "vllm.sampling_params": parameters,
+    }
 
 
 class VLLMStandIn:
@@ -142,7 +195,10 @@ def vllm_at_hand(stand_in):
         return True
 
     client = "trl.generation.vllm_client"
+    cpu_engine = SimpleNamespace(use_cpu_engine=lambda: None)  # TRL's own way, as with CUDA
     with (
+        mock.patch("agent_trainers.trainers.grpo.require_extra"),
+        mock.patch.dict(sys.modules, {"agent_trainers.trainers.cpu_engine": cpu_engine}),
         mock.patch(f"{client}.is_vllm_available", is_available),
         mock.patch("trl.generation.vllm_generation.is_vllm_available", is_available),
         mock.patch(f"{client}._HAS_STATEFUL_TRAINER_ENGINE", True),

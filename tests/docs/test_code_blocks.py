@@ -144,7 +144,8 @@ def check_command(words):  # noqa: C901
     elif arguments[:2] == ["-m", "agent_envs"]:
         agent_envs.__main__._parser().parse_args(arguments[2:])
     elif program == "python" and arguments[0] == "-m":
-        assert importlib.util.find_spec(arguments[1]), arguments[1]
+        is_other = arguments[1].partition(".")[0] in OTHER_PROGRAMS
+        assert is_other or importlib.util.find_spec(arguments[1]), arguments[1]
     elif program == "python":
         assert (ROOT / arguments[0]).is_file(), arguments[0]
     elif program == "make":

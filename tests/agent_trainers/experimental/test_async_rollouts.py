@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 import agent_envs  # noqa: F401 - registers the environments
 from agent_trainers.algorithms.advantages import estimate
 from agent_trainers.experimental.async_rollouts import EnvironmentRolloutWorker, step_samples
-from agent_trainers.policies.local import VLLMServerPolicy
+from agent_trainers.policies.engines import VLLMServerPolicy
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.policies.sampling import SamplingSettings
 from agent_trainers.rollout.collector import Rollout

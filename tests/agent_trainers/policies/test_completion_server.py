@@ -11,7 +11,7 @@ import pytest
 from agent_envs.errors import ServerError
 from agent_trainers import StepGRPOTrainer
 from agent_trainers.policies import GenerationRequest
-from agent_trainers.policies.local import VLLMServerPolicy
+from agent_trainers.policies.engines import VLLMServerPolicy
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.policies.sampling import SamplingSettings
 from agent_trainers.trainers.generation import TrainerGenerator
@@ -39,7 +39,7 @@ class Process:
 
 
 @pytest.mark.parametrize("numbers", [(3, 1), (0, 2), (1, 1), (0, 0)])
-def test_processes_of_one_server_share_its_work_and_get_their_own_completions(numbers):
+def test_processes_of_one_engine_share_its_work_and_get_their_own_completions(numbers):
     asked, got = [None, None], [None, None]
     Process.barrier = threading.Barrier(len(numbers))
 
@@ -49,10 +49,7 @@ def test_processes_of_one_server_share_its_work_and_get_their_own_completions(nu
             return [[*p, 0] for p in prompts], [[-1.0] * (len(p) + 1) for p in prompts]
 
         generator = TrainerGenerator.__new__(TrainerGenerator)
-        generator._processes = process
-        generator._args = SimpleNamespace(
-            use_vllm=True, vllm_mode="server", vllm_tensor_parallel_size=1
-        )
+        generator._processes, generator._in_waves = process, True
         generator._trainer = SimpleNamespace(_generate_single_turn=generate)
         prompts = [[process.index, i] for i in range(numbers[process.index])]
         got[process.index] = [c.token_ids for c in generator._complete(prompts, [])]
@@ -122,7 +119,8 @@ def test_tokens_and_log_probabilities_are_the_servers_by_all_sampling_settings(s
     sampling = {"temperature": 0.7, "top_p": 0.9, "top_k": 20}
     generation = generate(replace(SETTINGS, **sampling))
     (body,) = server.bodies
-    own = {"min_p": 0.0, "repetition_penalty": 1.0, "max_tokens": 8}
+    own = {"min_p": 0.0, "repetition_penalty": 1.0, "max_tokens": 8, "stop_token_ids": [2]}
+    own |= {"presence_penalty": 0.0, "frequency_penalty": 0.0}
     assert {name: body[name] for name in sampling | own} == own | sampling
     answer = server._complete(body)["choices"][0]  # once more, with the same seed
     assert body["prompt"] == generation.prompt_ids

@@ -1,45 +1,44 @@
-"""The way through TRL's vLLM interface, with a stand-in for the engine itself.
+"""Training with vLLM, with a stand-in for the engine itself; `tests/vllm` runs the real one."""
 
-vLLM needs an accelerator; what stands in for it here takes and gives what TRL's
-``VLLMGeneration.generate`` does, sampling from the same model at another numerical precision.
-"""
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from agent_envs import ConfigurationError
-from agent_trainers.policies.sampling import SamplingSettings, sample
+from tests.agent_trainers.vllm_stand_in import EngineStandIn, vllm_modules
 
 
-class Engine:
-    """Samples like vLLM: token ids in; token ids and log-probabilities out."""
+class Generation:
+    """TRL's ``VLLMGeneration``: weights and engine."""
 
     def __init__(self, trainer, drift):
-        self._trainer, self._drift = trainer, drift
-        self.num_syncs, self.num_generations = 0, []
+        engine = EngineStandIn(trainer.model, trainer.eos_token_ids, drift)
+        self.llm, self.calls = SimpleNamespace(llm_engine=engine, **self._sleep()), []
+        self._llm_weights_sleeping = False
 
     def sync_weights(self):
-        self.num_syncs += 1
+        self._llm_weights_sleeping = False
+        self.calls.append("weights")
 
-    def generate(self, prompts, images, num_generations, profiler=None):
-        self.num_generations.append(num_generations)
-        settings = SamplingSettings(
-            max_new_tokens=24, eos_token_ids=tuple(self._trainer.eos_token_ids), pad_token_id=0
-        )
-        rngs = [np.random.default_rng(i) for i in range(len(prompts))]
-        completions = sample(self._trainer.model, prompts, rngs, settings)
-        ids = [completion.token_ids for completion in completions]
-        logprobs = [[[float(p) - self._drift] for p in c.logprobs] for c in completions]
-        return prompts, ids, logprobs, None
+    def _sleep(self):
+        return {
+            "wake_up": lambda tags: self.calls.append("awake"),
+            "sleep": lambda level: self.calls.append("asleep"),
+        }
 
 
 @pytest.fixture
-def make_trainer(make_trainer):
+def make_trainer(make_trainer, monkeypatch):
+    for name, module in vllm_modules().items():
+        monkeypatch.setitem(sys.modules, name, module)
+
     def make(drift, **changes):
         trainer = make_trainer(max_steps=2, **changes)
         trainer.use_vllm = trainer.args.use_vllm = True
-        trainer.vllm_generation = Engine(trainer, drift)
+        trainer.vllm_generation = Generation(trainer, drift)
         trainer._last_loaded_step = -1
         rollout = trainer.rollouts.collectors["train"]
         rollout.policy = trainer.generator.make_policy(())  # of a trainer without vLLM before
@@ -84,9 +83,14 @@ def test_a_sampler_that_drifts_from_the_trainer_is_refused_before_a_step_is_take
 def test_weights_are_synchronised_once_a_step_and_drift_is_reported(make_trainer):
     trainer = make_trainer(0.1)
     trainer.train()
-    assert trainer.vllm_generation.num_syncs == 2
-    assert set(trainer.vllm_generation.num_generations) == {1}
+    assert trainer.vllm_generation.calls == ["weights"] * 2
     logged = trainer.state.log_history[0]
     assert logged["sampling/sampling_logp_difference/mean"] == pytest.approx(0.1, abs=1e-3)
     assert logged["sampling/sampling_logp_difference/max"] == pytest.approx(0.1, abs=1e-3)
     assert logged["sampling/importance_sampling_ratio/mean"] == pytest.approx(np.exp(0.1), abs=1e-3)
+
+
+def test_an_engine_that_sleeps_is_woken_for_each_batch(make_trainer):
+    trainer = make_trainer(0.0, vllm_enable_sleep_mode=True)
+    trainer.train()
+    assert trainer.vllm_generation.calls == ["weights", "awake", "asleep"] * 2
