@@ -345,8 +345,8 @@ def _ask(endpoint: Endpoint, assertions: Sequence[str], log: Sequence[Message]) 
             observations.append("")
         else:
             observations[-1] += f"{message.get('name', 'user')}: {message['content']}\n"
-    (scores,) = Judge(rubric, endpoint).judge(observations[: len(actions)], actions).scores
-    return [bool(scores[name]) for name in named]
+    judgement = Judge(rubric, endpoint).judge(observations[: len(actions)], actions)
+    return [bool(judgement["scores"][0][name]) for name in named]
 
 
 def _share(are_right: Sequence[bool]) -> float:
