@@ -193,7 +193,7 @@ class Tau2RetailEnv(Tau2Env):
     ``correct`` at the end (outcome); ``progress`` (share of the records to change that are right,
     each once; at the end if there are none) and ``format`` on the way (process). At the turn limit
     the episode fails. Metrics: ``database`` (whether it is right now), and the shares of the texts
-    that the user must be told (``communicated``) and of the ``assertions`` met. It is a public
+    that the user must hear (``communicated``) and of the ``assertions`` met. It is a public
     benchmark: do not report results on tasks of the training.
 
     Version history: v0, first version.

@@ -55,8 +55,8 @@ def script_user(instructions: Instructions, conversation: Sequence[Message]) -> 
     """Say the reason for the call, and then the facts that the agent asks for.
 
     A fact is a sentence of the instructions, in the first person, or all that is known of the user.
-    It is said once, when a message of the agent has a word of it, or when no other one has. A
-    request for confirmation is granted. Conditions are said, not followed, and sentences about what
+    It appears once, when a message of the agent has a word of it, or when no other one has. A
+    request for confirmation is granted. Conditions are quoted, not followed, and sentences on what
     the user conceals are left out: a weaker user than a model, but the same for all agents.
     """
     said = "\n".join(each["content"] for each in conversation if each["role"] == "user")
