@@ -221,6 +221,11 @@ def _check_same_settings(
     longer = [changes.pop(name) for name in _LENGTH if name in changes]
     for change in longer:
         notify(f"Resuming with changed {change}.")
+    if 0 < settings.get("max_steps", 0) < saved.get("max_steps", 0):
+        raise ConfigurationError(
+            f"--max_steps {settings['max_steps']}: the run in {folder} began with "
+            f"{saved['max_steps']}. A resumed run has as many or more."
+        )
     if changes:
         raise ConfigurationError(
             f"The run in {folder} began with other settings ({'; '.join(changes.values())}). Use "

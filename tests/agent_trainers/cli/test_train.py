@@ -84,6 +84,8 @@ def test_a_run_leaves_results_curve_page_trajectories_and_a_checkpoint(whole, tm
 def test_a_finished_run_is_not_replaced_until_overwrite_is_given(copy, tmp_path, run_train, capsys):
     with pytest.raises(ConfigurationError, match="is finished, so there is nothing to resume"):
         run_train(copy, *FOUR_STEPS, "--resume")
+    with pytest.raises(ConfigurationError, match=r"--max_steps 2: the run in .* began with 4"):
+        run_train(copy, "--max_steps", "2", "--save_steps", "2", "--resume")
     brief = ["--num_eval_tasks", "0", "--seed", "1", "--max_steps", "1"]
     before = (copy / "model.safetensors").read_bytes()
     with pytest.raises(ConfigurationError, match="contains a finished run"):
