@@ -165,10 +165,10 @@ def check_tasks(subject: Subject) -> str:
             seen = {repr((observation, info.get("task_id"))) for observation, info in starts}
             expect(len(seen) == 1, f"task {task} changes with the seed")
             ids.append(starts[0][1].get("task_id"))
-        expect(None in ids or len(ids) == len(set(ids)), f"several tasks have the id {ids[0]!r}")
         for task in (-1, limit):
             is_refused = _raised(env.reset, options={"task": task}) is not None
             expect(is_refused, f"there is no task {task}, but reset begins it")
+        expect(None in ids or len(ids) == len(set(ids)), f"several tasks have the id {ids[0]!r}")
     return "endless tasks" if num_tasks is None else f"{num_tasks} tasks"
 
 
