@@ -108,16 +108,16 @@ def test_a_resumed_run_keeps_all_settings_but_its_output_and_length(tmp_path):
     begin(tmp_path, settings(kwargs), resume=True)
     changed = settings(kwargs, output_dir="elsewhere", save_steps=1, max_steps=120)
     assert begin(tmp_path, changed, resume=True) == ["Resuming with changed max_steps: 60 -> 120."]
-    begin(tmp_path, settings(kwargs), resume=True)
     for changed, difference in (
-        (settings(kwargs, learning_rate=1e-4), r"learning_rate: 0\.001 -> 0\.0001"),
-        (settings(), r"env_kwargs: \{.*\} -> \{\}"),
+        (settings(kwargs), "--max_steps 60: the run in .* began with 120"),
+        (settings(kwargs, max_steps=120, learning_rate=1e-4), r"rate: 0\.001 -> 0\.0001"),
+        (settings(max_steps=120), r"env_kwargs: \{.*\} -> \{\}"),
     ):
         with pytest.raises(ConfigurationError, match=difference):
             begin(tmp_path, changed, resume=True)
     data.write_text("another\n")
     with pytest.raises(ConfigurationError, match=r"data: \{\"env_kwargs\.data\": "):
-        begin(tmp_path, settings(kwargs), resume=True)
+        begin(tmp_path, settings(kwargs, max_steps=120), resume=True)
 
 
 def test_damaged_settings_of_a_run_are_named(tmp_path):
