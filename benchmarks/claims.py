@@ -220,12 +220,12 @@ def _run(arguments: list[str]) -> None:
             for arm in arms
         }
         results = compute_runs(grid, runs, options.jobs)
-        stored = grid.stored()
+        done = [record["result"] for record in grid.stored().values()]
     scores = {arm: mean_scores(runs) for arm, runs in results.items()}
     differences = {name: differences_by_seed(claim, scores) for name, claim in claims.items()}
     findings = judge(differences, np.random.default_rng(0))
     facts = {
-        **run_facts(PROGRAM, arguments, options, stored), "learning_rates": rates, "tuning": tried,
+        **run_facts(PROGRAM, arguments, options, done), "learning_rates": rates, "tuning": tried,
     }  # fmt: skip
     found = {
         name: {**claims[name]._asdict(), **asdict(finding), "differences": differences[name]}

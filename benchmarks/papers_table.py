@@ -113,9 +113,9 @@ def _run(arguments: list[str]) -> None:
             for row in ROWS
         }
         results = compute_runs(grid, runs, options.jobs)
-        stored = grid.stored()
+        done = [record["result"] for record in grid.stored().values()]
     facts = {
-        **run_facts(PROGRAM, arguments, options, stored), "learning_rates": rates, "tuning": tried,
+        **run_facts(PROGRAM, arguments, options, done), "learning_rates": rates, "tuning": tried,
     }  # fmt: skip
     write_page(
         options.output, "papers_table", {"rows": results, **facts}, _markdown(results, facts)
@@ -123,14 +123,14 @@ def _run(arguments: list[str]) -> None:
 
 
 def run_facts(
-    program: str, arguments: Sequence[str], options: Any, stored: Mapping[str, Mapping[str, Any]]
+    program: str, arguments: Sequence[str], options: Any, results: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     """Return command, date, cost, settings and versions of a table."""
     return {
         "command": shlex.join([*program.split(), *arguments]),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "hours": sum(record["result"]["seconds"] for record in stored.values()) / 3600,
-        "num_runs": len(stored),
+        "hours": sum(result["seconds"] for result in results) / 3600,
+        "num_runs": len(results),
         "settings": asdict(options),
         "versions": versions(),
     }

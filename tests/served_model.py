@@ -58,25 +58,33 @@ def transformers_serve(folder):
     program = Path(sys.executable).parent / "transformers"
     command = [program, "serve", "--host", "127.0.0.1", "--port", str(port), "--device", "cpu"]
     native, text = save_models(folder)
-    log = folder / "serve.log"
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    url = f"http://127.0.0.1:{port}"
+    with running(command, url, folder, environment, START_SECONDS):
+        yield Served(f"{url}/v1", native, text)
+
+
+@contextmanager
+def running(command, url, folder, environment, seconds):
+    """Run a server, whose log goes to `folder`, and wait until it is healthy."""
+    log = folder / "serve.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, stdout=output, stderr=subprocess.STDOUT, env=environment
         )
         try:
-            wait_until_ready(process, f"http://127.0.0.1:{port}/health", log)
-            yield Served(f"http://127.0.0.1:{port}/v1", native, text)
+            wait_until_ready(process, f"{url}/health", log, seconds)
+            yield
         finally:
             process.terminate()
             try:
-                process.wait(timeout=20)
+                process.wait(timeout=30)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
 
 
-def wait_until_ready(process, url, log, seconds=START_SECONDS):
+def wait_until_ready(process, url, log, seconds):
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         assert process.poll() is None, log.read_text(encoding="utf-8", errors="replace")

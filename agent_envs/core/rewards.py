@@ -143,7 +143,7 @@ def extra_call_term(env: Any, event: StepEvent) -> float:
 
 
 def token_cost_term(env: Any, event: StepEvent) -> float:
-    """Return less the tokens of the turn in thousands, by an estimate of four bytes a token."""
+    """Return the negative number of tokens of the turn, in thousands, at four bytes per token."""
     return -len(event.text.encode("utf-8", "replace")) / 4000
 
 

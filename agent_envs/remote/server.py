@@ -115,7 +115,7 @@ class Session:
             try:
                 self._made.unwrapped.np_random.bit_generator.state = data.generator
             except (ValueError, TypeError, LookupError, OverflowError) as error:
-                raise ConfigurationError(f"generator: no state of a PCG64 ({error}).") from None
+                raise ConfigurationError(f"generator: not a state of PCG64 ({error}).") from None
         observation, info = self._env.reset(seed=data.seed, options=data.options)
         self._state = {"episode_id": data.episode_id, "task_id": info["task_id"], "step_count": 0}
         return observation, None, False, False, info

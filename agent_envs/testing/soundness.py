@@ -53,7 +53,7 @@ def check_rewards(subject: Subject) -> str:
 
 
 def check_answers(subject: Subject) -> str:
-    """Questions do not state their answers, not always in the same place; and others are wrong."""
+    """Questions do not state their answers in a fixed place, and wrong answers do not succeed."""
     found: list[set[tuple[str, str]]] = []
     answers: set[str] = set()
     with subject.make() as env:

@@ -219,8 +219,6 @@ def _check_same_settings(
         if name in settings and saved[name] != settings[name]
     }
     longer = [changes.pop(name) for name in _LENGTH if name in changes]
-    for change in longer:
-        notify(f"Resuming with changed {change}.")
     if 0 < settings.get("max_steps", 0) < saved.get("max_steps", 0):
         raise ConfigurationError(
             f"--max_steps {settings['max_steps']}: the run in {folder} began with "
@@ -232,4 +230,6 @@ def _check_same_settings(
             "the same settings or another folder; --resume_from_checkpoint starts another run from "
             "a checkpoint of it."
         )
+    for change in longer:
+        notify(f"Resuming with changed {change}.")
     return bool(longer)

@@ -169,9 +169,9 @@ def _run(arguments: list[str]) -> None:
         tuned = run(run_cells(options, options.starts[:1], options.tuning_seeds))
         rates = choose_rates(options, tuned)
         results = run(run_cells(options, options.starts, options.seeds, rates))
-        stored = grid.stored()
+    done = [*starts.values(), *tuned.values(), *results.values()]
     facts = {
-        **run_facts(PROGRAM, arguments, options, stored), "learning_rates": rates,
+        **run_facts(PROGRAM, arguments, options, done), "learning_rates": rates,
         "starts": {name: result["success"] for name, result in starts.items()},
         "tuning": {name: [r["kl"], r["seconds"]] for name, r in tuned.items()}, "runs": results,
     }  # fmt: skip

@@ -1,7 +1,6 @@
 """vLLM's engine and its server on a CPU; `make test-vllm` installs them."""
 
 import os
-import subprocess
 import sys
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -9,7 +8,7 @@ from importlib.util import find_spec
 import pytest
 
 from agent_trainers import TINY_POLICY
-from tests.served_model import free_port, wait_until_ready
+from tests.served_model import free_port, running
 
 SETTINGS = {
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
@@ -47,22 +46,9 @@ def vllm_serve(model, folder, *options):
         "--served-model-name", "policy", "--port", str(port), "--max-model-len", "1024",
         "--dtype", "float32", "--logprobs-mode", "processed_logprobs", *ON_CPU, *options,
     ]  # fmt: skip
-    log = folder / "serve.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, env=ENVIRONMENT
-        )
-        try:
-            url = f"http://127.0.0.1:{port}"
-            wait_until_ready(process, f"{url}/health", log, START_SECONDS)
-            yield url
-        finally:
-            process.terminate()
-            try:
-                process.wait(timeout=30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+    url = f"http://127.0.0.1:{port}"
+    with running(command, url, folder, ENVIRONMENT, START_SECONDS):
+        yield url
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,7 @@ from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.policies.sampling import SamplingSettings
 from agent_trainers.trajectory import load_trajectories
 from tests.agent_leaderboard.test_served_run import CONFIG
-from tests.agent_trainers.gateway.programs import client_of
+from tests.agent_trainers.gateway.programs import FORM, TOOL, client_of
 from tests.vllm.test_engine import SAMPLING, logprobs_of, request, roll_out
 
 
@@ -120,14 +120,6 @@ def guided(request, tmp_path_factory):
         policy = VLLMServerPolicy(url, ChatRenderer(tokenizer), settings)
         with contextlib.closing(policy):
             yield policy
-
-
-SCHEMA = {
-    "type": "object", "additionalProperties": False, "required": ["city", "big"],
-    "properties": {"city": {"enum": ["Oslo", "Rome"]}, "big": {"type": "boolean"}},
-}  # fmt: skip
-TOOL = {"type": "function", "function": {"name": "add", "parameters": SCHEMA}}
-FORM = {"type": "json_schema", "json_schema": {"name": "city", "schema": SCHEMA}}
 
 
 def test_guided_turns_follow_schemas_and_required_calls(guided):

@@ -111,11 +111,10 @@ class UserModel:
         messages = [{"role": "system", "content": PROMPT + "\n".join(texts)}]
         roles = {"assistant": "user", "user": "assistant"}
         messages += [{"role": roles[m["role"]], "content": m["content"]} for m in conversation]
-        create: Any = self._client.api.chat.completions.create
-        reply = self._client.call(create, messages=messages, **self._request)
-        if not (reply.choices and reply.choices[0].message.content):
+        reply = self._client.chat(messages=messages, **self._request)
+        if not (text := reply.choices[0].message.content):
             raise self._client.error("the model of the user gave no reply")
-        return str(reply.choices[0].message.content.strip())
+        return str(text.strip())
 
 
 def make_user(user: User | str | Mapping[str, Any]) -> User:

@@ -105,8 +105,9 @@ class ClaimVerificationEnv(PassageQAEnv):
     def load_tasks(self, source: Source) -> Sequence[Task]:
         super().load_tasks(source)
         claims = _load_claims(self.dataset, source, tuple(map(file_source, self._corpus)))
-        prefix = TASK_PREFIX if self.is_injected else ""
-        return [replace(task, id=f"{prefix}{task.id}") for task in claims]
+        if not self.is_injected:
+            return claims
+        return [replace(task, id=f"{TASK_PREFIX}{task.id}") for task in claims]
 
     def score_citations(self, notes: Sequence[Note]) -> dict[str, tuple[Overlap, float]]:
         unseen = set(map(folded, set(self.gold_keys()) - self._found))
@@ -190,7 +191,8 @@ def contradict(
         return _as_in(task.question, str(rng.choice(others))) if others else None
     passages = f" {normalize_answer(' '.join(text for _, text in task.data['gold']))} "
     first, words = int(rng.integers(len(pool))), {*true.split()}
-    for other in (*pool[first:], *pool[:first])[:MAX_CANDIDATES]:
+    for number in range(min(len(pool), MAX_CANDIDATES)):
+        other = pool[(first + number) % len(pool)]
         text = normalize_answer(other.object)
         is_same = statement.key != "" and other.key == statement.key
         is_near = {*text.split()} <= words or {*text.split()} >= words

@@ -5,6 +5,14 @@ import json
 
 import openai
 
+SCHEMA = {
+    "type": "object", "additionalProperties": False, "required": ["city", "big"],
+    "properties": {"city": {"enum": ["Oslo", "Rome"]}, "big": {"type": "boolean"}},
+}  # fmt: skip
+TOOL = {"type": "function", "function": {"name": "add", "parameters": SCHEMA}}
+FORM = {"type": "json_schema", "json_schema": {"name": "city", "schema": SCHEMA}}
+"""A turn that is guided: a schema, a tool with it, and a reply in its form."""
+
 
 @functools.cache
 def shared_client():

@@ -12,17 +12,11 @@ from agent_envs import ConfigurationError
 from agent_trainers import Gateway
 from agent_trainers.policies.local import transformers_policy
 from agent_trainers.policies.policy import GenerationRequest
-from tests.agent_trainers.gateway.programs import client_of
+from tests.agent_trainers.gateway.programs import FORM, SCHEMA, TOOL, client_of
 
 USER = [{"role": "user", "content": "hello"}]
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }} {{ m.content }}<|im_end|>{% endfor %}"
-SCHEMA = {
-    "type": "object", "additionalProperties": False, "required": ["city", "big"],
-    "properties": {"city": {"enum": ["Oslo", "Rome"]}, "big": {"type": "boolean"}},
-}  # fmt: skip
-TOOL = {"type": "function", "function": {"name": "add", "parameters": SCHEMA}}
 OTHER = {"type": "function", "function": {"name": "drop", "parameters": SCHEMA}}
-FORM = {"type": "json_schema", "json_schema": {"name": "city", "schema": SCHEMA}}
 
 
 @pytest.fixture(scope="module")
