@@ -84,6 +84,8 @@ class TokenPolicy(Policy):
         num_chars += len(str(request.tools or ""))
         if num_chars > self._max_prompt_tokens * self._renderer.longest_token:
             return None  # without encoding it, which could take minutes
+        if request.previous is None:
+            self._renderer.check_tools(request.tools)
         ids = self._renderer.prompt_ids(request.messages, request.tools, request.previous)
         return ids if len(ids) <= self._max_prompt_tokens else None
 

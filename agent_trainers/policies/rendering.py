@@ -83,7 +83,7 @@ class ChatRenderer:
         """Count the tokens of a completely rendered state."""
         return len(self._encode_new_state(_key(messages, tools)))
 
-    def check_tools(self, tools: Sequence[dict[str, Any]]) -> None:
+    def check_tools(self, tools: Schemas) -> None:
         """Check that the template shows the model its tools."""
         if tools and not self.shows_tools(tools):
             raise ConfigurationError(

@@ -85,8 +85,7 @@ class TrainerGenerator:
         """Make the policy of rollouts; `tools` are those that the chat template describes."""
         args = self._args
         renderer = ChatRenderer(self.tokenizer, args.chat_template_kwargs or {})
-        if tools:
-            renderer.check_tools(tools)
+        renderer.check_tools(tools)
         limit = context_length(self.model)
         if args.use_vllm and args.vllm_max_model_length:
             limit = min(limit, args.vllm_max_model_length)

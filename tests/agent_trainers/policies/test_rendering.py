@@ -4,8 +4,10 @@ from dataclasses import replace
 import pytest
 
 from agent_envs import ConfigurationError
+from agent_trainers.policies.local import TokenPolicy
 from agent_trainers.policies.rendering import ChatRenderer
-from tests.agent_trainers.made import transition
+from agent_trainers.policies.sampling import SamplingSettings
+from tests.agent_trainers.made import roll_out, transition
 from tests.agent_trainers.real_models import make_tokenizer
 
 PARAMETERS = {"type": "object", "properties": {"query": {"type": "string"}}}
@@ -53,8 +55,10 @@ def test_sampled_tokens_are_never_encoded_again_unless_the_state_is_another(rend
 def test_a_template_that_ignores_tools_is_refused():
     tokenizer = make_tokenizer("qwen2_5")
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    settings = SamplingSettings(max_new_tokens=8, eos_token_ids=(tokenizer.eos_token_id,))
+    policy = TokenPolicy(ChatRenderer(tokenizer), lambda *_: [], settings, max_prompt_tokens=512)
     with pytest.raises(ConfigurationError, match='tool_format="tags"'):
-        ChatRenderer(tokenizer).check_tools(TOOLS)
+        roll_out(policy, [0], tool_format="hermes")
 
 
 def test_a_note_stands_at_the_end_of_the_question_and_writes_no_control_tokens(renderer):
