@@ -1,5 +1,6 @@
 """`Judge`: a reward term that served models give, by a rubric."""
 
+import abc
 import functools
 import hashlib
 import json
@@ -35,12 +36,41 @@ class Judgement(TypedDict):
     """Digest of the text that was judged."""
 
 
-class Judge:
+class BaseJudge(abc.ABC):
     """Scores trajectories, or each step, in [0, 1]; a reward term for ``rewards=``.
 
     A trajectory's score is paid at its last step. A step's score less 1 is a cost, of the first ten
-    steps only. If a judge fails, the step raises `ServerError`, and the episode is not scorable.
+    steps only.
     """
+
+    name: str = "judge"
+    """Name in ``info["judgements"]`` and in metrics."""
+    each_step: bool = False
+
+    def __call__(self, env: Any, event: StepEvent) -> float:
+        """Score the episode up to this step; see `RewardFunction`."""
+        observations, actions = env.episode_texts
+        value, judgement = self.term(observations, [*actions, event.text], is_last=event.is_last)
+        if judgement is not None:
+            event.info.setdefault("judgements", {})[self.name] = judgement
+        return value
+
+    def term(
+        self, observations: Sequence[str], actions: Sequence[str], *, is_last: bool
+    ) -> tuple[float, Judgement | None]:
+        """Return the reward term of the last action, before its weight, and its judgement."""
+        if not (len(actions) <= MAX_COUNTED_MISTAKES if self.each_step else is_last):
+            return 0.0, None
+        judgement = self.judge(observations, actions)
+        return judgement["value"] - self.each_step, judgement
+
+    @abc.abstractmethod
+    def judge(self, observations: Sequence[str], actions: Sequence[str]) -> Judgement:
+        """Score an episode, an observation before each action."""
+
+
+class Judge(BaseJudge):
+    """Scores by a rubric. If an endpoint fails, a step raises `ServerError` and is unscorable."""
 
     def __init__(
         self,
@@ -66,23 +96,6 @@ class Judge:
         self._schema, self._file = self._form.model_json_schema(), str(cache or ":memory:")
         Path(self._file).parent.mkdir(parents=True, exist_ok=True)
 
-    def __call__(self, env: Any, event: StepEvent) -> float:
-        """Score the episode up to this step; see `RewardFunction`."""
-        observations, actions = env.episode_texts
-        value, judgement = self.term(observations, [*actions, event.text], is_last=event.is_last)
-        if judgement is not None:
-            event.info.setdefault("judgements", {})[self.name] = judgement
-        return value
-
-    def term(
-        self, observations: Sequence[str], actions: Sequence[str], *, is_last: bool
-    ) -> tuple[float, Judgement | None]:
-        """Return the reward term of the last action, before its weight, and its judgement."""
-        if not (len(actions) <= MAX_COUNTED_MISTAKES if self.each_step else is_last):
-            return 0.0, None
-        judgement = self.judge(observations, actions)
-        return judgement["value"] - self.each_step, judgement
-
     def judge(self, observations: Sequence[str], actions: Sequence[str]) -> Judgement:
         """Score an episode, an observation before each action; a ServerError if a judge fails."""
         messages = write_prompt(self.rubric, observations, actions)
@@ -95,12 +108,12 @@ class Judge:
             scores=scores,
             tokens=sum(reply["tokens"] for reply in replies),
             cost=sum(reply["cost"] for reply in replies),
-            record=_digest(messages[1:]),
+            record=digest(messages[1:]),
         )
 
     def _ask(self, endpoint: Endpoint, messages: Sequence[Message]) -> Any:
         """Return the judgement of an endpoint as JSON, from the cache if it is there."""
-        key = _digest([endpoint.model, messages, self._schema])
+        key = digest([endpoint.model, messages, self._schema])
         if (known := self._cached(key)) is not None:
             return known
         read = functools.partial(read_reply, form=self._form)
@@ -120,5 +133,6 @@ class Judge:
         return row and json.loads(row[0])
 
 
-def _digest(value: Any) -> str:
+def digest(value: Any) -> str:
+    """Return the digest of a JSON value."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]

@@ -1,9 +1,10 @@
-"""Choose among several attempts at each task by a learned value (best of n).
+"""Choose among several attempts at each task by a learned value or a reward model (best of n).
 
 ``python -m agent_trainers.experimental.search played.jsonl --value runs/value`` compares the choice
 with a single attempt, and with the choice by true returns, an upper bound.
 """
 
+import functools
 import itertools
 import sys
 from collections.abc import Callable, Sequence
@@ -12,11 +13,13 @@ from typing import Final
 
 from transformers.hf_argparser import HfArg
 
-from agent_envs.errors import DataError
+from agent_envs.errors import ConfigurationError, DataError
 from agent_envs.scoring.statistics import wilson_interval
 from agent_trainers.cli.arguments import parse, run_command
 from agent_trainers.experimental.diagnose import name_file
+from agent_trainers.experimental.reward_model import RewardModel
 from agent_trainers.experimental.values import ProcessValue
+from agent_trainers.rollout.rescoring import episode_texts
 from agent_trainers.trajectory import Trajectory, load_trajectories
 
 PROGRAM: Final = "python -m agent_trainers.experimental.search"
@@ -30,8 +33,12 @@ class SearchArguments:
         help="File of several episodes of each task, as agent-r1-eval --samples_per_task 8 "
         "--trajectories writes it.",
     )
-    value: str = HfArg(
-        help="Folder of a trained value of the same model, or of a run with a critic."
+    value: str | None = HfArg(
+        default=None,
+        help="Folder of a trained value of the same model, or of a run with a critic.",
+    )
+    reward_model: str | None = HfArg(
+        default=None, help="Instead: folder of a trained reward model, of any model."
     )
 
 
@@ -43,7 +50,13 @@ def run(arguments: Sequence[str]) -> None:
         program=PROGRAM,
         description="Choose among several attempts at each task by a learned value.",
     )
-    value = ProcessValue.load(options.value)
+    if (options.value is None) == (options.reward_model is None):
+        raise ConfigurationError("Pass --value or --reward_model, one of them.")
+    choose: Callable[[Trajectory], float]
+    if options.value is not None:
+        choose = functools.partial(score, value=ProcessValue.load(options.value))
+    else:
+        choose = functools.partial(judged, model=RewardModel(str(options.reward_model)))
     by_task: dict[str, list[Trajectory]] = {}
     for trajectory in load_trajectories(options.trajectories):
         if trajectory.is_scorable:
@@ -52,7 +65,7 @@ def run(arguments: Sequence[str]) -> None:
         raise DataError(f"{options.trajectories}: no episode could be scored.")
     searches = list(by_task.values())
     _report("sample", [attempts[:1] for attempts in searches], lambda _: 0.0)
-    _report("best_of", searches, lambda trajectory: score(trajectory, value))
+    _report("best_of", searches, choose)
     _report("oracle_best_of", searches, lambda trajectory: trajectory.return_)
 
 
@@ -74,6 +87,11 @@ def score(trajectory: Trajectory, value: ProcessValue) -> float:
     firsts = value.values([steps[t].prompt_ids for t in starts])
     lasts = value.values([[*step.prompt_ids, *step.completion_ids] for step in last])
     return firsts[0] + sum(lasts) - sum(firsts)
+
+
+def judged(trajectory: Trajectory, model: RewardModel) -> float:
+    """Return the chance of success that a reward model gives a whole episode."""
+    return model.judge(*episode_texts(trajectory))["value"]
 
 
 def _report(

@@ -10,10 +10,10 @@ scale of PPO's critic. Tasks are split into three sets: training, choice of the 
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import gymnasium as gym
 import numpy as np
@@ -48,6 +48,7 @@ ROWS_PER_STEP: Final = 16
 """Rows per optimiser step; larger batches take too few steps to learn more than the mean."""
 NUM_BINS: Final = 10
 _HELD_OUT: Final = 0.1
+T = TypeVar("T")
 _MAX_GRADIENT_NORM: Final = 1.0
 _WARMUP: Final = 0.1
 notify = notifier(PROGRAM)
@@ -163,6 +164,15 @@ def make_sets(
         if trajectory.is_scorable:
             examples = make_examples(trajectory, target, gamma)
             by_task.setdefault(trajectory.task_id, []).extend(examples)
+    return split_tasks(by_task, rng)
+
+
+def split_tasks(by_task: Mapping[str, Sequence[T]], rng: np.random.Generator) -> list[list[T]]:
+    """Return the examples of 80 %, 10 % and 10 % of the tasks.
+
+    Raises:
+        DataError: If there are too few tasks.
+    """
     order = [list(by_task)[i] for i in rng.permutation(len(by_task))]
     held_out = max(1, round(_HELD_OUT * len(order)))
     if len(order) <= 2 * held_out:

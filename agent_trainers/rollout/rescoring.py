@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from agent_envs.errors import DataError, ServerError
-from agent_envs.judges import Judge
+from agent_envs.judges import BaseJudge
 from agent_trainers.trajectory import StopReason, Trajectory
 
 
-def rescore(trajectory: Trajectory, judges: Mapping[str, tuple[Judge, float]]) -> Trajectory:
+def rescore(trajectory: Trajectory, judges: Mapping[str, tuple[BaseJudge, float]]) -> Trajectory:
     """Return a trajectory with the terms of judges, by name with their weights.
 
     A failed judgement makes it unscorable; states that a context shortened are a DataError.

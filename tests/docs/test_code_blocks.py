@@ -18,6 +18,7 @@ from agent_trainers.cli import sft
 from agent_trainers.cli.arguments import CommandParser
 from agent_trainers.cli.evaluate import CollectArguments, EvaluateArguments
 from agent_trainers.cli.train import make_parser
+from agent_trainers.experimental import reward_model
 from agent_trainers.experimental.diagnose import DiagnoseArguments, name_file
 from agent_trainers.experimental.search import SearchArguments
 from agent_trainers.experimental.values import ValueArguments
@@ -115,6 +116,10 @@ OPTIONS_OF = {
     "agent-r1-eval": EvaluateArguments,
     "agent-r1-eval collect": CollectArguments,
     "agent_trainers.experimental.diagnose": DiagnoseArguments,
+    **{
+        f"agent_trainers.experimental.reward_model {name}": kind
+        for name, (_, kind) in reward_model.COMMANDS.items()
+    },
     "agent_trainers.experimental.search": SearchArguments,
     "agent_trainers.experimental.values": ValueArguments,
     "benchmarks.credit": CreditArguments,
@@ -123,10 +128,12 @@ OPTIONS_OF = {
 }
 
 
-def check_command(words):  # noqa: C901
+def check_command(words):  # noqa: C901, PLR0912
     program, *arguments = words
     if words[:2] == ["agent-r1-eval", "collect"]:
         program, arguments = " ".join(words[:2]), words[2:]
+    if arguments[:2] == ["-m", reward_model.__name__]:
+        arguments[1:3] = [" ".join(arguments[1:3])]
     if arguments[:1] == ["-m"] and arguments[1] in OPTIONS_OF:
         program, *arguments = arguments[1:]
     if program == "agent-r1-train":
