@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import numpy as np
+
 from agent_envs.core.async_bridge import resolve
 from agent_envs.core.lookup import lookup_or_import
 from agent_envs.core.messages import Message
@@ -16,6 +18,11 @@ from agent_envs.errors import ConfigurationError
 
 SHORTENED_TEXT: Final = "[an earlier result, left out to save space]"
 SUMMARY_TEXT: Final = "What has happened so far, in short:\n{summary}"
+SUMMARY_REQUEST_TEXT: Final = (
+    "The messages since the task will now be removed. Write a summary of them: everything that you "
+    "still need. It replaces them and any earlier summary."
+)
+EMPTY_SUMMARY_TEXT: Final = "The summary is empty."
 TokenCounter = Callable[[Sequence[Message]], int]
 
 
@@ -33,6 +40,10 @@ class History:
     """`initial` without the text that the environment pins to it; empty if there is none."""
     summaries: dict[tuple[str, ...], str] = field(default_factory=dict, repr=False, compare=False)
     """The summaries written in this episode, by the texts that they summarise."""
+    summary_turns: tuple[int, ...] = ()
+    """The indices of the `turns` in which the model wrote a requested summary."""
+    seed: int = 0
+    """Seed of a policy's own draws, a function of that of the episode."""
 
     @property
     def messages(self) -> list[Message]:
@@ -56,6 +67,8 @@ class View:
     """Messages whose content was replaced by a stub."""
     reason: str | None = None
     """Why messages were dropped or shortened; None if none were."""
+    is_summary_requested: bool = False
+    """Whether the state asks for a summary, which the model's next turn then is."""
 
 
 ContextPolicy = Callable[[History], View | Sequence[Message]]
@@ -145,6 +158,55 @@ class Summary:
         return history.summaries[key]
 
 
+@dataclass(frozen=True, slots=True)
+class PolicySummary:
+    """Show the task, the model's latest summary, and the turns since.
+
+    If that exceeds the budget, the state requests a summary, and the next turn of the model is it.
+    Tokens are always estimated, never counted by a tokenizer: the recorded actions of an episode
+    replay without its model.
+    """
+
+    budget_tokens: int = 3_000
+    """Estimated tokens of the state beyond which it requests a summary, at least 1."""
+    min_tokens: int | None = None
+    """If set, the threshold before each summary is drawn from `min_tokens` to `budget_tokens`."""
+    request: str = SUMMARY_REQUEST_TEXT
+    """Text of the request."""
+
+    def __post_init__(self) -> None:
+        """Check the range of the thresholds."""
+        if self.min_tokens is not None and self.min_tokens > self.budget_tokens:
+            raise ConfigurationError(
+                f"context 'policy': min_tokens ({self.min_tokens}) must not exceed budget_tokens "
+                f"({self.budget_tokens})."
+            )
+
+    def __call__(self, history: History) -> View:
+        """Return the state for `history`."""
+        num_past, summary = 0, ""
+        if written := history.summary_turns:
+            num_past, summary = written[-1] + 1, history.turns[written[-1]][0]["content"]
+        latest = [message for turn in history.turns[num_past:] for message in turn]
+        messages = [*_with_summary(history.initial, summary), *latest]
+        is_requested = bool(latest) and estimate_tokens(messages) > self._threshold(history)
+        if is_requested:
+            messages = _with_request(messages, self.request)
+        past = [turn for i, turn in enumerate(history.turns[:num_past]) if i not in written]
+        return View(
+            messages,
+            num_dropped=sum(map(len, past)),
+            reason=f"policy: the model's summary of {len(past)} turns" if written else None,
+            is_summary_requested=is_requested,
+        )
+
+    def _threshold(self, history: History) -> int:
+        if self.min_tokens is None:
+            return self.budget_tokens
+        rng = np.random.default_rng([history.seed, len(history.summary_turns)])
+        return int(rng.integers(self.min_tokens, self.budget_tokens, endpoint=True))
+
+
 def _make_summary(summarise: Summarise | str, **options: Any) -> Summary:
     function: Any = summarise
     if isinstance(summarise, str):
@@ -159,6 +221,7 @@ CONTEXTS: Final[Mapping[str, Callable[..., ContextPolicy]]] = {
     "window": Window,
     "budget": Budget,
     "summary": _make_summary,
+    "policy": PolicySummary,
 }
 ContextChoice = str | Mapping[str, Any] | ContextPolicy
 """Type of ``context=``; see `make_context`."""
@@ -174,7 +237,7 @@ def make_context(context: ContextChoice) -> ContextPolicy:
         return context
     options = dict(context) if isinstance(context, Mapping) else {"name": context}
     name = options.pop("name", "")
-    for option in {"turns", "tokens"} & options.keys():
+    for option in {"turns", "tokens", "budget_tokens", "min_tokens"} & options.keys():
         if not isinstance(value := options[option], int) or value < 1:
             raise ConfigurationError(f"context {name!r}: {option} must be at least 1, not {value}.")
     try:
@@ -226,12 +289,23 @@ class NewConversation:
 class Conversation:
     """The messages of an episode, turn by turn."""
 
+    seed = 0
+    """See `History.seed`."""
+    is_summary_requested = False
+    """Whether the latest view requested a summary."""
+
     def begin(self, system_prompt: str, question: str) -> None:
         """Start over with a question; without a prompt there is no system message."""
         system = [Message(role="system", content=system_prompt)] if system_prompt else []
         self._initial: tuple[Message, ...] = (*system, Message(role="user", content=question))
         self._turns: list[tuple[Message, ...]] = []
         self._summaries: dict[tuple[str, ...], str] = {}
+        self._summary_turns: tuple[int, ...] = ()
+
+    def add_summary(self, summary: str) -> None:
+        """Add the requested summary."""
+        self._summary_turns = (*self._summary_turns, len(self._turns))
+        self.add_turn(summary, ())
 
     def add_turn(self, action: str, replies: Sequence[Message]) -> None:
         """Add the model's text, and the replies of the environment."""
@@ -240,12 +314,24 @@ class Conversation:
     def view(self, policy: ContextPolicy, count_tokens: TokenCounter, pinned: str = "") -> View:
         """Return the state that a policy selects; none drops `pinned`, below the question."""
         initial, turns = _below_question(self._initial, pinned), tuple(self._turns)
-        history = History(initial, turns, count_tokens, self._initial, self._summaries)
-        return make_view(policy, history)
+        history = History(
+            initial, turns, count_tokens, self._initial, self._summaries, self._summary_turns,
+            self.seed,
+        )  # fmt: skip
+        view = make_view(policy, history)
+        self.is_summary_requested = view.is_summary_requested
+        return view
 
 
 def _with_summary(initial: tuple[Message, ...], summary: str) -> tuple[Message, ...]:
     return _below_question(initial, summary and SUMMARY_TEXT.format(summary=summary))
+
+
+def _with_request(messages: list[Message], request: str) -> list[Message]:
+    """Add a request of the user; templates require that users and models alternate."""
+    if messages[-1]["role"] == "user":
+        return [*_below_question(tuple(messages), request)]
+    return [*messages, Message(role="user", content=request)]
 
 
 def _below_question(initial: tuple[Message, ...], text: str) -> tuple[Message, ...]:

@@ -5,6 +5,7 @@ the next state, the reward term by term, and whether the episode is over. A subc
 (`get_task`), tools, reward functions and metrics, and judges answers (`on_answer`).
 """
 
+import copy
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -14,10 +15,12 @@ import gymnasium as gym
 
 from agent_envs.core.async_bridge import resolve
 from agent_envs.core.contexts import (
+    EMPTY_SUMMARY_TEXT,
     Budget,
     ContextChoice,
     Conversation,
     NewConversation,
+    PolicySummary,
     TokenCounter,
     Window,
     estimate_tokens,
@@ -25,7 +28,7 @@ from agent_envs.core.contexts import (
     make_context,
 )
 from agent_envs.core.lookup import lookup
-from agent_envs.core.messages import Message
+from agent_envs.core.messages import Message, new_text
 from agent_envs.core.result_edits import ResultEdits
 from agent_envs.core.rewards import Call, Rewards, StepEvent, choose_terms, compute_terms
 from agent_envs.core.snapshots import Record
@@ -62,10 +65,11 @@ class ToolEnv(TaskFamily):
     `info`, at `reset` and at every `step`, holds ``messages`` (the state: chat messages selected by
     the context policy), ``tools`` (function schemas in the OpenAI format), ``tool_format``,
     ``is_native_format`` (whether a chat template describes the tools) and ``task_id``; after a step
-    also ``action`` (tool and arguments, the answer, or the mistake; of several calls ``calls``),
+    also ``action`` (tool and arguments, the answer, a requested summary, or the mistake; of several
+    calls ``calls``),
     ``tool_result`` (the result; of several calls each in ``tool_results``), ``reward_terms`` (name
     -> weighted contribution; they sum to the reward) and ``metrics``; and ``context`` if the state
-    leaves something out.
+    leaves something out or requests a summary.
     """
 
     metadata: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
@@ -160,6 +164,8 @@ class ToolEnv(TaskFamily):
         super().reset(seed=seed)
         self._find_turn_limit("reset")
         random_state = self.np_random.bit_generator.state
+        # from a copy: the tasks and draws of an episode are the same in every context
+        self._conversation.seed = int(copy.deepcopy(self.np_random).integers(2**32))
         self.task_index = choose_task(options or {}, self)
         self._task = self.get_task(self.task_index)
         self._is_over = False
@@ -201,11 +207,15 @@ class ToolEnv(TaskFamily):
         reward = float(sum(terms.values()))
         edits = {} if self._attack is None else {"num_edits": float(self._attack.num_edits)}
         metrics = {**self.metrics(), **edits}
-        observation = self._continue(action, reply)
+        if is_summary := parsed.kind == "summary":
+            self._conversation.add_summary(parsed.text or "")
+        observation = "" if is_summary else self._continue(action, reply)
         info = {
             **self._info(), **_describe(parsed, calls), "reward_terms": terms, "metrics": metrics,
             **event.info,
         }  # fmt: skip
+        if not self._is_over and (is_summary or self._conversation.is_summary_requested):
+            observation = new_text(info["messages"])
         if render_mode := self.render_mode:
             self._transcript.add_step(render_mode, action, observation, info, is_last=is_last)
         if self._episode_record is not None:
@@ -266,7 +276,9 @@ class ToolEnv(TaskFamily):
             and ("computes_only" in vars(kind) or kind.__module__.startswith("agent_envs."))
             and all(self.reward_functions.get(n) is f for n, (f, _) in self._terms.items())
             and all(tool.timeout is None for tool in self._tools.values())
-            and (self._context is full or isinstance(self._context, Window | Budget))
+            and (
+                self._context is full or isinstance(self._context, Window | Budget | PolicySummary)
+            )
         )
 
     @property
@@ -328,6 +340,11 @@ class ToolEnv(TaskFamily):
             self.offer_tools(self._offered)
 
     def _understand(self, action: str) -> ParsedAction:
+        if self._conversation.is_summary_requested:
+            if summary := without_thoughts(action).strip():
+                return ParsedAction(kind="summary", text=summary)
+            error = "empty_summary"
+            return ParsedAction(kind="invalid", error=error, message=EMPTY_SUMMARY_TEXT)
         parsed = self._format.parse(action, self._tools)
         if parsed.calls and not self._parallel_calls:
             parsed = self._format.only_one(len(parsed.calls), self._tools)
@@ -370,6 +387,8 @@ class ToolEnv(TaskFamily):
             return self._checked("on_answer", self.on_answer(self.answer))
         if parsed.kind == "message":
             return self._checked("on_message", self.on_message(parsed.text or ""))
+        if parsed.kind == "summary":
+            return []
         if calls:
             return self._results(calls)
         return [Message(role="user", content=parsed.message or "")]
@@ -410,7 +429,8 @@ class ToolEnv(TaskFamily):
     def _info(self) -> dict[str, Any]:
         """Return the entries of `info` that describe the state; the caller may change them."""
         view = self._conversation.view(self._context, self._count_tokens, self.pinned_text())
-        names = ("num_dropped", "num_shortened", "reason") if view.reason else ()
+        names = ["num_dropped", "num_shortened", "reason"] if view.reason else []
+        names += ["is_summary_requested"] if view.is_summary_requested else []
         context = {name: getattr(view, name) for name in names}
         return {
             "messages": [message.copy() for message in view.messages],

@@ -53,15 +53,15 @@ _MARKS: Final = r"(?P<think></?think>)|(?P<code>`+)"
 class ParsedAction:
     """One model turn, parsed."""
 
-    kind: Literal["tool_call", "answer", "message", "invalid"]
-    """A tool call, an answer, a message to a user, or a mistake."""
+    kind: Literal["tool_call", "answer", "message", "summary", "invalid"]
+    """A tool call, an answer, a message to a user, a requested summary, or a mistake."""
     name: str | None = None
     arguments: Mapping[str, Any] | None = None
     """Validated arguments of the tool `name`, for a call."""
     answer: str | None = None
     """The text of an answer, without surrounding white space."""
     text: str | None = None
-    """The text of a message, in an environment with a user."""
+    """The text of a message to a user, or of a summary."""
     error: str | None = None
     """The short code of a mistake: ``no_action``, ``multiple_actions``, ``bad_json``, ``bad_call``,
     ``unknown_tool``, ``bad_arguments``, ``bad_answer``, or one of a custom format."""

@@ -76,6 +76,7 @@ def make_rows(
     merge: bool = True,
     train_truncated: bool = True,
     train_observations: bool = False,
+    train_summaries: bool = True,
 ) -> list[Row]:
     """Turn one trajectory into rows, without steps of frozen roles and shared steps of branches.
 
@@ -85,6 +86,7 @@ def make_rows(
         merge: Join steps that extend each other; False gives a row per step.
         train_truncated: Whether turns that were cut off by the token limit are trained.
         train_observations: Whether observations inside a row are trained as well.
+        train_summaries: Whether the turns in which the model summarised are trained.
     """
     rows: list[Row] = []
     for step, transition in enumerate(trajectory.transitions):
@@ -102,10 +104,11 @@ def make_rows(
             transition is trajectory.transitions[-1]
             and trajectory.stop_reason is StopReason.TOKEN_LIMIT
         )
+        is_summary = (transition.info.get("action") or {}).get("kind") == "summary"
         row.append(
             transition,
             step,
-            is_trained=train_truncated or not is_cut,
+            is_trained=(train_truncated or not is_cut) and (train_summaries or not is_summary),
             train_between=train_observations,
         )
     return [row for row in rows if row.completion_ids]

@@ -159,10 +159,12 @@ def _step_counts(trajectory: Trajectory, actions: Sequence[Mapping[str, Any]]) -
         if code := action.get("error"):
             counts[f"actions/{code}"] += 1
             counts["actions/invalid"] += action.get("kind") != "tool_call"
+        counts["context/summaries"] += action.get("kind") == "summary"
     for transition in trajectory.transitions[:-1]:  # the state after the last step is not used
-        if context := transition.info.get("context"):
+        context = transition.info.get("context") or {}
+        if reason := context.get("reason"):
             counts["context/drops"] += 1
-            counts[f"context/{str(context.get('reason', '')).split(':')[0]}"] += 1
+            counts[f"context/{reason.split(':')[0]}"] += 1
             counts["context/dropped_messages"] += context.get("num_dropped", 0)
     return counts
 

@@ -38,6 +38,11 @@ def play_reference(
             steps: list[Transition] = []
             for action in reference():
                 state = info["messages"]
+                if info.get("context", {}).get("is_summary_requested"):
+                    raise ConfigurationError(
+                        f"Task {task}: the context requests a summary, and reference_actions() has "
+                        "none. Demonstrate with another context, or with recorded trajectories."
+                    )
                 _, reward, terminated, truncated, info = env.step(action)
                 steps.append(
                     Transition(

@@ -1,9 +1,9 @@
 """Judge recorded episodes, again or for the first time, without their environments."""
 
-import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 
+from agent_envs.core.messages import new_text
 from agent_envs.errors import DataError, ServerError
 from agent_envs.judges import BaseJudge
 from agent_trainers.trajectory import StopReason, Trajectory
@@ -42,9 +42,5 @@ def rescore(trajectory: Trajectory, judges: Mapping[str, tuple[BaseJudge, float]
 
 def episode_texts(trajectory: Trajectory) -> tuple[list[str], list[str]]:
     """Return observations and actions; an observation is what follows the action before it."""
-    observations = []
-    for step in trajectory.transitions:
-        since = itertools.takewhile(lambda m: m["role"] != "assistant", reversed(step.messages))
-        texts = [message["content"] for message in since if message["role"] != "system"]
-        observations.append("\n\n".join(reversed(texts)))
+    observations = [new_text(step.messages) for step in trajectory.transitions]
     return observations, [step.action for step in trajectory.transitions]

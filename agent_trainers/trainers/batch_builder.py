@@ -67,6 +67,7 @@ def _make_rows(trainer: Any, trajectories: Sequence[Trajectory]) -> list[Row]:
             merge=args.merge_steps,
             train_truncated=not args.mask_truncated_completions,
             train_observations=not args.loss_mask,
+            train_summaries=args.train_summaries,
         )
         if len(own) > 1 and args.importance_sampling_level == "sequence":
             raise ConfigurationError(

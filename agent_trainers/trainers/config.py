@@ -160,6 +160,11 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
         help="Train sampled tokens only. Off, observations get the advantage of the action before "
         "them, as in the ablation of Agent-R1.",
     )
+    train_summaries: bool = HfArg(
+        default=True,
+        help="Train the summaries that the policy writes with context='policy'. Off, they are "
+        "sampled but masked, as an ablation.",
+    )
     advantage_mask: bool = HfArg(
         default=True,
         help="gae_token: compute advantages over sampled tokens only, unlike Agent-R1's ablation.",

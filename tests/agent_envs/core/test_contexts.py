@@ -75,6 +75,80 @@ def test_pinned_text_is_shown_but_not_summarised():
     assert view.messages[0]["content"].startswith("question\n\nnotes\n\nWhat has happened")
 
 
+def policy_env(**options):
+    return gym.make("AgentR1/SyntheticMultiHop-v0", hops=4, context={"name": "policy", **options})
+
+
+def run_until_request(env, seed=3):
+    """Take the reference actions until a summary is requested; return the actions and results."""
+    env.reset(seed=seed)
+    actions, results = env.unwrapped.reference_actions(), []
+    while not results or "is_summary_requested" not in results[-1][4].get("context", {}):
+        results.append(env.step(actions[len(results)]))
+    return actions[: len(results)], results
+
+
+def test_the_policys_summary_replaces_the_turns_before_it():
+    env = policy_env(budget_tokens=150, request="Summarise.")
+    _, results = run_until_request(env)
+    observation, *_, info = results[-1]
+    assert [m["role"] for m in info["messages"]] == ["system", "user", *["assistant", "tool"] * (
+        len(results)), "user"]  # fmt: skip
+    assert info["messages"][-1]["content"] == "Summarise."
+    assert observation.endswith("Summarise.")
+    assert info["context"] == {"is_summary_requested": True}
+    observation, reward, terminated, _, info = env.step("<think>hm</think> ada <answer>x</answer>")
+    assert (reward, terminated) == (0.0, False)
+    assert info["action"] == {"kind": "summary", "text": "ada <answer>x</answer>"}
+    _, user = info["messages"]
+    kept = "in short:\nada <answer>x</answer>"
+    assert user["content"].startswith(env.unwrapped.task.question)
+    assert user["content"].endswith(kept)
+    assert observation == user["content"]
+    num_dropped = 2 * len(results)
+    reason = f"policy: the model's summary of {len(results)} turns"
+    assert info["context"] == {
+        "num_dropped": num_dropped, "num_shortened": 0, "reason": reason,
+    }  # fmt: skip
+    *_, info = env.step("hm")  # the next turns follow the summary, and the next one covers both
+    assert [m["role"] for m in info["messages"]] == ["system", "user", "assistant", "user"]
+    assert info["messages"][1] == user
+
+
+def test_an_empty_summary_is_a_mistake():
+    env = policy_env(budget_tokens=150, request="Summarise.")
+    _, results = run_until_request(env)
+    observation, *_, info = env.step("<think>nothing</think>")
+    assert observation == info["messages"][-1]["content"] == "The summary is empty.\n\nSummarise."
+    assert info["action"]["error"] == "empty_summary"
+    assert info["metrics"]["num_invalid_actions"] == 1
+    *_, info = env.step("found")
+    assert info["context"]["num_dropped"] == 2 * len(results) + 2
+
+
+def test_thresholds_are_drawn_by_the_seed_and_change_no_task():
+    drawn = {}
+    for seed in range(12):
+        env = policy_env(budget_tokens=250, min_tokens=100)
+        actions, results = run_until_request(env, seed)
+        size = estimate_tokens(results[-1][4]["messages"][:-1])
+        assert size > 100
+        again = policy_env(budget_tokens=250, min_tokens=100)
+        assert run_until_request(again, seed) == (actions, results)
+        full = gym.make("AgentR1/SyntheticMultiHop-v0", hops=4)
+        assert full.reset(seed=seed)[1]["task_id"] == results[0][4]["task_id"]
+        drawn[seed] = len(results)
+    assert len(set(drawn.values())) > 1
+
+
+def test_a_snapshot_remembers_that_a_summary_is_requested():
+    env, other = policy_env(budget_tokens=150), policy_env(budget_tokens=150)
+    run_until_request(env)
+    other.reset(seed=8)
+    other.unwrapped.restore(env.unwrapped.snapshot())
+    assert other.step("all of it") == env.step("all of it")
+
+
 @pytest.mark.parametrize("shown", [None, "text", [], [{"role": "user"}], [None], {}])
 def test_the_result_of_a_custom_context_is_checked(shown):
     def nonsense(_):
@@ -91,6 +165,8 @@ def test_the_result_of_a_custom_context_is_checked(shown):
         {"name": "window", "turns": 0}, {"name": "window", "k": 2}, {}, [], [3], "summary",
         {"name": "summary", "summarise": 3}, {"name": "summary", "summarise": {"model": "m"}},
         {"name": "summary", "summarise": "json:dumps", "turns": 0},
+        {"name": "policy", "budget_tokens": 0}, {"name": "policy", "tokens": 100},
+        {"name": "policy", "budget_tokens": 100, "min_tokens": 101},
     ],
 )  # fmt: skip
 def test_wrong_options_are_refused(options):

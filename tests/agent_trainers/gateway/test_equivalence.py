@@ -7,10 +7,18 @@ import numpy as np
 import pytest
 
 from agent_trainers import Gateway
+from agent_trainers.batching.rows import make_rows
 from agent_trainers.policies.local import transformers_policy
 from agent_trainers.policies.policy import ScriptedPolicy
 from agent_trainers.trajectory import StopReason
-from tests.agent_trainers.gateway.programs import as_it_came, chat, client_of, play, streamed
+from tests.agent_trainers.gateway.programs import (
+    as_it_came,
+    as_text,
+    chat,
+    client_of,
+    play,
+    streamed,
+)
 from tests.agent_trainers.gradients import TOLERANCE, assert_close, gradient, micro_batches
 from tests.agent_trainers.made import roll_out
 
@@ -165,3 +173,41 @@ def test_the_gradient_of_episodes_through_the_gateway_is_that_of_episodes_in_pro
     found = gradient(trainer, micro_batches(trainer, played))
     assert expected.norm() > 1e-3
     assert_close(found, expected)
+
+
+def test_a_program_that_compacts_has_the_rows_of_the_context_policy(policy):
+    context = {"name": "policy", "budget_tokens": 150}
+    options = {"context": context, "hops": 4, "max_episode_steps": 12}
+    tasks = TASKS[:4]
+    in_process = roll_out(policy, tasks, **options)
+    env, played = gym.make(ID, **options), []
+    with Gateway(policy) as gateway:
+        for i, task in enumerate(tasks):
+            session = gateway.open(task_id=str(task), group_id=str(task), seed=[7, i])
+            complete = chat(client_of(session))
+            _, info = env.reset(seed=task, options={"task": task})
+            conversation, is_over = [*info["messages"]], False
+            while not is_over:
+                message, is_cut = complete(conversation, info["tools"])
+                num_known = len(info["messages"]) + 1
+                _, _, terminated, truncated, info = env.step(as_text(message))
+                session.reward(info["reward_terms"])
+                is_over = terminated or truncated or is_cut
+                if info["action"]["kind"] == "summary":  # the program begins a new conversation
+                    conversation = [*info["messages"]]
+                    continue
+                conversation.append(as_it_came(message))
+                calls = [call.id for call in message.tool_calls or ()]
+                for reply in info["messages"][num_known:]:
+                    is_result = reply["role"] == "tool"
+                    own = {"tool_call_id": calls.pop(0)} if is_result else {}
+                    conversation.append({**reply, **own})
+            reason = None if terminated else "token_limit" if is_cut else "turn_limit"
+            played.append(session.close(metrics=info["metrics"], stop_reason=reason))
+    rows, expected = ([make_rows(each) for each in episodes] for episodes in (played, in_process))
+    assert max(map(len, expected)) > 2
+    for own, others in zip(rows, expected, strict=True):
+        assert [(row.prompt_ids, row.completion_ids, row.steps) for row in own] == [
+            (row.prompt_ids, row.completion_ids, row.steps) for row in others
+        ]
+        assert [row.is_trained for row in own] == [row.is_trained for row in others]

@@ -93,6 +93,18 @@ def test_shortened_states_are_counted_by_context_policy():
     assert metrics["context/dropped_messages"] == 1.0
 
 
+def test_summaries_and_their_requests_are_no_drops():
+    asked = {"context": {"is_summary_requested": True}}
+    written = {
+        "action": {"kind": "summary", "text": "so far"},
+        "context": {"reason": "policy: the model's summary of 1 turns", "num_dropped": 2},
+    }
+    metrics = measure(episode(step(**asked), step(**written), step(), step()))
+    assert metrics["context/summaries"] == 0.25
+    assert metrics["context/drops"] == metrics["context/policy"] == 0.25
+    assert "context/None" not in metrics
+
+
 def test_groups_with_equal_returns_have_no_variance_and_failures_count_only_as_failed():
     failed = replace(episode(step(9.0), group="a"), stop_reason=StopReason.ENVIRONMENT_ERROR)
     metrics = measure(

@@ -108,6 +108,22 @@ def test_an_untrained_trajectory_is_masked_and_has_no_advantage(page):
     assert "Training rows" not in html
 
 
+def test_the_page_shows_what_a_summary_kept_and_what_was_dropped(page):
+    asked, written = sample().trajectory.transitions
+    asked = replace(asked, info={"context": {"is_summary_requested": True}})
+    reason = "policy: the model's summary of 1 turns"
+    info = {"action": {"kind": "summary", "text": "it was <b>here</b>"},
+            "context": {"num_dropped": 2, "reason": reason}}  # fmt: skip
+    written = replace(written, info=info)
+    after = replace(asked, messages=[{"role": "user", "content": "Who? it was here"}], info={})
+    trajectory = replace(sample().trajectory, transitions=[asked, written, after])
+    html = page(sample(trajectory=trajectory, steps=None, rows=()))
+    assert "context of the next state: a summary is requested</div>" in html
+    assert "kept of 2 dropped messages</span>it was &lt;b&gt;here&lt;/b&gt;" in html
+    assert "context of the next state: policy: the model&#39;s summary of 1 turns</div>" in html
+    assert "4 messages no longer in the state" in html
+
+
 def test_dropped_messages_are_shown_and_a_long_turn_is_cut(page):
     count = MAX_TOKENS_SHOWN + 7
     first, second = sample().trajectory.transitions
