@@ -342,9 +342,11 @@ def _markdown(
         markdown_table(
             ["claim", "source", "claimed", "found", "interval", "p", "detectable difference",
              "command"],
-            [_claim_row(name, claim, findings[name], results) for name, claim in claims.items()],
+            [_claim_row(name, claim, findings[name]) for name, claim in claims.items()],
+            names=4,
         ),
-        "Commands are those of the first seed; `claims.json` has all, and the curves.",
+        "A command runs both arms of a claim; `claims.json` has the command of every run, and the "
+        "curves.",
         "*ppo a/b/c*: credit per a, importance ratio per b, mean of the loss per c. *Clipped*: "
         "share of the trained tokens, over all optimiser steps.",
         markdown_table(
@@ -355,9 +357,7 @@ def _markdown(
     return "\n\n".join(parts) + "\n"
 
 
-def _claim_row(
-    name: str, claim: Claim, finding: Finding, results: Mapping[str, Sequence[Result]]
-) -> list[str]:
+def _claim_row(name: str, claim: Claim, finding: Finding) -> list[str]:
     detectable, difference = finding.detectable, finding.difference
     return [
         name, f"arXiv {claim.source}", claim.claimed,
@@ -365,7 +365,7 @@ def _claim_row(
         f"{100 * difference.low:+.1f} to {100 * difference.high:+.1f}",
         p_value_text(finding.p_value),
         "none" if detectable is None else f"{100 * detectable:.1f}",
-        f"`{results[claim.better[0]][0]['command']}`",
+        f"`{PROGRAM} --claims {name}`",
     ]  # fmt: skip
 
 

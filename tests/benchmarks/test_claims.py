@@ -125,7 +125,7 @@ def test_the_page_holds_verdict_power_and_a_command_for_each_claim(tmp_path, mon
     assert len(done) == 2 * 2 + 2 * 6  # one family: two rates, two tuning seeds; two arms
     page = (tmp_path / "claims.md").read_text()
     assert "| confirmed: +20.0 | +20.0 to +20.0 | 0.031 |" in page
-    assert "`run grpo-epsilon_high-.28-1`" in page
+    assert "`python -m benchmarks.claims --claims clip_higher`" in page
     assert "*grpo* 0.002" in page
     result = json.loads((tmp_path / "claims.json").read_text())
     assert result["claims"]["clip_higher"]["verdict"] == "confirmed"
