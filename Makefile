@@ -17,7 +17,7 @@ OF_ADAPTERS := $(addprefix tests/agent_envs/,adapters/test_conformance.py adapte
 	adapters/test_page.py adapters/test_programs.py remote/test_openenv.py wrappers/test_actions.py)
 LINKS := $${PIP_FIND_LINKS:+--find-links "$$PIP_FIND_LINKS"}
 
-.PHONY: demo demo-llm test test-adapters test-frameworks test-newest test-oldest test-packages test-vllm test-wheel docs \
+.PHONY: demo demo-llm gpu-check test test-adapters test-frameworks test-newest test-oldest test-packages test-vllm test-wheel docs \
 	notebooks lint types setup clean
 
 demo: setup
@@ -93,6 +93,15 @@ test-vllm: .venv-vllm/installed
 	.venv-vllm/bin/uv pip uninstall --quiet --python .venv-vllm/bin/python torchvision torchaudio torchcodec
 	@touch $@
 
+# Throughput, memory and drift of training with transformers, vLLM and FSDP2; on a CPU the same code with a small model.
+gpu-check: $(if $(shell command -v nvidia-smi),.venv-gpu,.venv-vllm)/installed
+	$(dir $<)bin/python -m benchmarks.performance.gpu_check
+
+.venv-gpu/installed: pyproject.toml
+	$(PYTHON) -m venv .venv-gpu
+	.venv-gpu/bin/$(PIP) --editable '.[vllm]'
+	@touch $@
+
 # The wheel, outside the repository: the core alone, then with what training needs.
 test-wheel: setup
 	$(BIN)/python tests/try_wheel.py
@@ -123,4 +132,4 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-newest .venv-oldest .venv-vllm runs build dist *.egg-info
+	rm -rf .venv .venv-gpu .venv-newest .venv-oldest .venv-vllm runs build dist *.egg-info

@@ -3,12 +3,14 @@
 
 Pages: one for each family of environments, their overview, and the root's CHANGELOG.md and
 CONTRIBUTING.md. Tables: a page that holds ``<!-- settings: module:Class -->`` gets a table of the
-dataclass' own fields there, one that holds ``<!-- environments -->`` a table of all ids.
+dataclass' own fields there, one that holds ``<!-- environments -->`` a table of all ids, and one
+that holds ``<!-- gpu check -->`` what ``make gpu-check`` measured.
 """
 
 import dataclasses
 import importlib
 import inspect
+import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,10 +24,12 @@ from mkdocs.structure.pages import Page
 from notebooks import replace_notebooks
 
 from agent_envs import ENVIRONMENTS
+from benchmarks.performance import gpu_check
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = re.compile(r"<!-- settings: (?P<kind>[\w.]+:\w+)(?: only (?P<names>[\w ]+))? -->")
 ENVIRONMENT_TABLE = "<!-- environments -->"
+GPU_TABLES = "<!-- gpu check -->"
 FAMILY_FOLDER = "environments/families"
 GENERATED = re.compile(
     rf"{FAMILY_FOLDER}/|project/(?:changelog|contributing|results)|"
@@ -63,6 +67,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     if GENERATED.match(page.file.src_uri):
         page.meta["search"] = {"boost": 0.05}
     markdown = markdown.replace(ENVIRONMENT_TABLE, environment_table())
+    markdown = markdown.replace(GPU_TABLES, gpu_tables())
     return SETTINGS.sub(lambda match: settings_table(match["kind"], match["names"]), markdown)
 
 
@@ -103,6 +108,15 @@ def environment_table() -> str:
         link = f"[`{spec.id}`](families/{family(spec)}.md#{anchor})"
         rows.append((link, summary.replace("\n", " "), needs(spec), str(spec.max_episode_steps)))
     return table(("id", "task", "needs", "turns"), rows)
+
+
+def gpu_tables() -> str:
+    """Return the measured figures of every device."""
+    measured = json.loads((ROOT / gpu_check.RESULTS).read_text(encoding="utf-8"))
+    return "\n\n".join(
+        f"{name}, {entry['model']}, {entry['date']}:\n\n{gpu_check.table(entry)}"
+        for name, entry in measured.items()
+    )
 
 
 def settings_table(kind: str, names: str | None) -> str:

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from benchmarks import held_out
-from benchmarks.performance import gradients, time_to_success, training
+from benchmarks.performance import gpu_check, gradients, time_to_success, training
 from benchmarks.performance.models import Settings
 from benchmarks.performance.steps import PAIRS_PER_ROUND
 
@@ -19,7 +19,7 @@ TINY = Settings(
 STEP = {"time/rollout_seconds": 0.5, "time/score_seconds": 0.25, "time/train_seconds": 0.25}
 COMMANDS = [
     "credit.__main__", "held_out", "papers_real.__main__",
-    "papers_table", "performance.time_to_success", "performance.training",
+    "papers_table", "performance.gpu_check", "performance.time_to_success", "performance.training",
 ]  # fmt: skip
 
 
@@ -69,3 +69,28 @@ def test_held_out_variants_differ_from_the_mixture_and_can_be_solved(name):
     for action in env.unwrapped.reference_actions():
         *_, info = env.step(action)
     assert info["metrics"]["success"] == 1.0
+
+
+def test_what_a_machine_lacks_is_named_and_the_rest_is_measured():
+    assert all(isinstance(way, tuple) for way in gpu_check.ways(2, has_vllm=True).values())
+    on_cpu = gpu_check.ways(0, has_vllm=True)
+    assert [w for w, options in on_cpu.items() if options == "needs a GPU"] == [
+        "vLLM, colocated, sleep mode", "FSDP2, vLLM colocated",
+    ]  # fmt: skip
+    assert gpu_check.ways(1, has_vllm=True)["vLLM, server"] == "needs a second GPU"
+
+
+def test_the_figures_of_a_device_are_medians_of_its_steps(monkeypatch):
+    monkeypatch.setattr(gpu_check, "peak_flops", lambda: 1e9)
+    rows = [
+        {"completions/mean_length": 10 * k, "rows/tokens_per_second": 1e3, gpu_check.DRIFT: 0.1 * k,
+         "time/rollout_seconds": 2.0, "time/score_seconds": 0.5, "time/train_seconds": k}
+        for k in (1, 2, 3)
+    ]  # fmt: skip
+    found = gpu_check.summarise(rows, 50_000, 2**30, num_processes=2)
+    assert found["sampled_tokens_per_second"] == pytest.approx(gpu_check.NUM_EPISODES * 10)
+    assert found["utilisation"] == pytest.approx(6 * 50_000 * 1e3 / 1e9 / 2)
+    assert (found["train_seconds"], found["peak_gib"], found["drift"]) == (2, 1, pytest.approx(0.3))
+    assert "| 640 | 1,000 | 15.0% | 2.00 / 0.50 / 2.00 | 1.00 | 3.0e-01 |" in gpu_check.table(
+        {"ways": {"transformers": found}}
+    )
