@@ -75,13 +75,9 @@ class TrainArguments:
         "embedded policy if not given.",
     )
     num_members: int = HfArg(default=3, help="Members of the ensemble: other heads and pairs.")
-    epochs: int = HfArg(default=4, help="Pairs per trajectory.")
+    epochs: int = HfArg(default=2, help="Pairs per trajectory.")
     learning_rate: float | None = HfArg(
         default=None, help="By default 1e-3 for tiny models, else 1e-5."
-    )
-    max_length: int | None = HfArg(
-        default=None,
-        help="Longest trajectory in tokens, whose start is cut; the model's context if not given.",
     )
     seed: int = HfArg(default=0, help="Seed of all draws.")
     output_dir: str = HfArg(default="runs/reward_model", help="Folder for the reward model.")
@@ -104,24 +100,21 @@ class ScoreArguments(CalibrateArguments):
 
 def run(arguments: Sequence[str]) -> None:
     """Run a subcommand."""
-    name, *rest = arguments or ["--help"]
-    if name.startswith("-"):
-        raise ConfigurationError(f"{PROGRAM} {' or '.join(COMMANDS)}; each has --help.")
+    name, *rest = arguments or [""]
     function, kind = lookup(COMMANDS, name, kind="subcommand")
     function(parse(name_file(rest), kind, program=f"{PROGRAM} {name}", description=kind.__doc__))
 
 
 def train(options: TrainArguments) -> None:
     """Train an ensemble, and measure it on a tenth of the tasks."""
-    check_range(options, "at least 1", "num_members", "epochs", "max_length")
+    check_range(options, "at least 1", "num_members", "epochs")
     check_range(options, "positive", "learning_rate")
     folder, rng = Path(options.output_dir), np.random.default_rng(options.seed)
     if (folder / RESULTS_FILE).exists():
         raise ConfigurationError(f"--output_dir: {folder / RESULTS_FILE} exists.")
     model = model_path(options)
     tokenizer, config = load_tokenizer(model), AutoConfig.from_pretrained(model)
-    length = min(context_length(config), options.max_length or context_length(config))
-    renderer, has_outcomes = ChatRenderer(tokenizer), options.pairs is None
+    length, renderer = context_length(config), ChatRenderer(tokenizer)
     if options.pairs is None:
         by_task = read_episodes(options.trajectories, renderer, length)
     else:
@@ -130,7 +123,7 @@ def train(options: TrainArguments) -> None:
     on_cpu = not torch.accelerator.is_available()
     rate = options.learning_rate or (1e-3 if is_tiny(config) else 1e-5)
     for k in range(options.num_members):
-        pairs = make_pairs(train_set, options.epochs, rng, across=has_outcomes)
+        pairs = make_pairs(train_set, options.epochs, rng, across=options.pairs is None)
         settings = RewardConfig(
             str(folder / f"member_{k}"), num_train_epochs=1, learning_rate=rate, warmup_steps=0.1,
             per_device_train_batch_size=PAIRS_PER_STEP, seed=options.seed + k, max_length=None,
@@ -144,7 +137,7 @@ def train(options: TrainArguments) -> None:
     results = dataclasses.asdict(options) | {"max_length": length, "scale": [1.0, 0.0]}
     write_json(folder / RESULTS_FILE, results)
     fitted = RewardModel(folder)
-    if has_outcomes:
+    if options.pairs is None:
         fitted.calibrate(choice)
     fitted.measure(test)
 
@@ -163,7 +156,7 @@ def score(options: ScoreArguments) -> None:
     model = RewardModel(options.reward_model)
     episodes = [t for path in options.trajectories for t in load_trajectories(path)]
     if not any(episode.is_scorable for episode in episodes):
-        raise DataError(f"{options.trajectories}: no episode could be scored.")
+        raise DataError(f"--trajectories {' '.join(options.trajectories)}: no scorable episode.")
     judges = {model.name: (model, 1.0)}
     save_trajectories(options.output, [rescore(episode, judges) for episode in episodes])
     notify(f"{len(episodes)} episodes with the reward term {model.name!r}: {options.output}")
@@ -262,11 +255,11 @@ class RewardModel(BaseJudge):
 
 def conversation(observations: Sequence[str], actions: Sequence[str]) -> list[Message]:
     """Return an episode as messages: an observation before each action."""
-    messages: list[Message] = []
-    for observation, action in zip(observations, actions, strict=True):
-        messages.append({"role": "user", "content": observation})
-        messages.append({"role": "assistant", "content": action})
-    return messages
+    turns = zip(observations, actions, strict=True)
+    pairs = [
+        (Message(role="user", content=o), Message(role="assistant", content=a)) for o, a in turns
+    ]
+    return [message for pair in pairs for message in pair]
 
 
 def token_ids(renderer: ChatRenderer, messages: Sequence[Message], max_length: int) -> list[int]:

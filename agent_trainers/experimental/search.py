@@ -1,4 +1,4 @@
-"""Choose among several attempts at each task by a learned value or a reward model (best of n).
+"""Choose among several attempts at each task by a learned value or reward model (best of n).
 
 ``python -m agent_trainers.experimental.search played.jsonl --value runs/value`` compares the choice
 with a single attempt, and with the choice by true returns, an upper bound.
@@ -9,15 +9,16 @@ import itertools
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from transformers.hf_argparser import HfArg
 
-from agent_envs.errors import ConfigurationError, DataError
+from agent_envs.errors import DataError
 from agent_envs.scoring.statistics import wilson_interval
 from agent_trainers.cli.arguments import parse, run_command
 from agent_trainers.experimental.diagnose import name_file
-from agent_trainers.experimental.reward_model import RewardModel
+from agent_trainers.experimental.reward_model import RESULTS_FILE, RewardModel
 from agent_trainers.experimental.values import ProcessValue
 from agent_trainers.rollout.rescoring import episode_texts
 from agent_trainers.trajectory import Trajectory, load_trajectories
@@ -33,12 +34,9 @@ class SearchArguments:
         help="File of several episodes of each task, as agent-r1-eval --samples_per_task 8 "
         "--trajectories writes it.",
     )
-    value: str | None = HfArg(
-        default=None,
-        help="Folder of a trained value of the same model, or of a run with a critic.",
-    )
-    reward_model: str | None = HfArg(
-        default=None, help="Instead: folder of a trained reward model, of any model."
+    value: str = HfArg(
+        help="Folder of a trained value of the same model, of a run with a critic, or of a reward "
+        "model."
     )
 
 
@@ -50,13 +48,12 @@ def run(arguments: Sequence[str]) -> None:
         program=PROGRAM,
         description="Choose among several attempts at each task by a learned value.",
     )
-    if (options.value is None) == (options.reward_model is None):
-        raise ConfigurationError("Pass --value or --reward_model, one of them.")
-    choose: Callable[[Trajectory], float]
-    if options.value is not None:
-        choose = functools.partial(score, value=ProcessValue.load(options.value))
+    learned: Callable[[Trajectory], float]
+    if (Path(options.value) / RESULTS_FILE).is_file():
+        model = RewardModel(options.value)
+        learned = lambda attempt: model.judge(*episode_texts(attempt))["value"]  # noqa: E731
     else:
-        choose = functools.partial(judged, model=RewardModel(str(options.reward_model)))
+        learned = functools.partial(score, value=ProcessValue.load(options.value))
     by_task: dict[str, list[Trajectory]] = {}
     for trajectory in load_trajectories(options.trajectories):
         if trajectory.is_scorable:
@@ -65,7 +62,7 @@ def run(arguments: Sequence[str]) -> None:
         raise DataError(f"{options.trajectories}: no episode could be scored.")
     searches = list(by_task.values())
     _report("sample", [attempts[:1] for attempts in searches], lambda _: 0.0)
-    _report("best_of", searches, choose)
+    _report("best_of", searches, learned)
     _report("oracle_best_of", searches, lambda trajectory: trajectory.return_)
 
 
@@ -87,11 +84,6 @@ def score(trajectory: Trajectory, value: ProcessValue) -> float:
     firsts = value.values([steps[t].prompt_ids for t in starts])
     lasts = value.values([[*step.prompt_ids, *step.completion_ids] for step in last])
     return firsts[0] + sum(lasts) - sum(firsts)
-
-
-def judged(trajectory: Trajectory, model: RewardModel) -> float:
-    """Return the chance of success that a reward model gives a whole episode."""
-    return model.judge(*episode_texts(trajectory))["value"]
 
 
 def _report(
