@@ -43,6 +43,7 @@ ENVIRONMENTS: Final = (
     _spec("BFCL", "functions.bfcl:BFCLEnv", 60),
     _spec("Tau2Retail", "dialogue.tau2:Tau2RetailEnv", 50),
     _spec("Tau2Airline", "dialogue.tau2:Tau2AirlineEnv", 50),
+    _spec("AgentDojo", "functions.agent_dojo:AgentDojoEnv", 30),
     _spec("SyntheticMultiHop", "synthetic.multi_hop:SyntheticMultiHopEnv", 4),
     _spec("SyntheticLongHorizon", "synthetic.multi_hop:SyntheticMultiHopEnv", 10, questions=3),
     _spec("SyntheticArithmetic", "synthetic.tool_chains:SyntheticArithmeticEnv", 10),

@@ -33,6 +33,7 @@ EXTRAS: Final = {
     "webshop": ("WebShop",),
     "bfcl": ("BFCL",),
     "tau2": ("Tau2Retail", "Tau2Airline"),
+    "agentdojo": ("AgentDojo",),
 }
 MAX_CHARS: Final = 600
 """Longer messages of a transcript are cut."""

@@ -21,7 +21,7 @@ from agent_envs.testing.episodes import TextEnv
 
 WITHOUT_ANSWERS = (
     "AgentR1/AdversarialEdits-v0", "AgentR1/SyntheticMarket-v0", "AgentR1/Tau2Retail-v0",
-    "AgentR1/Tau2Airline-v0",
+    "AgentR1/Tau2Airline-v0", "AgentR1/AgentDojo-v0",
 )  # fmt: skip
 
 

@@ -311,6 +311,7 @@ INJECTED = {"split": "test", "variant": "injected"}
     ("edits", "table", SWAP, "'table' is not the same without an attack"),
     ("edits", "multi-hop", SWAP | {"hops": 1}, "'multi-hop' is not the same without an attack"),
     ("edits", None, SWAP, "one is given without the other"),
+    ("edits", "multi-hop", {"attack": "dos"}, "is 'edits', the arguments give 'AgentDojo'"),
 ])  # fmt: skip
 def test_a_false_attack_is_found(attack, attack_on, kwargs, message):
     plain, attacked = (

@@ -36,6 +36,7 @@ from agent_trainers.cli.arguments import read_config
 FOLDER: Final = Path(__file__).parent.parent
 PRESETS: Final[Mapping[str, Path]] = {
     "published": FOLDER / "configs" / "published.yaml",
+    "injection": FOLDER / "configs" / "injection.yaml",
     "smollm2": FOLDER / "configs" / "smollm2.yaml",
     "paper": FOLDER / "presets" / "paper.yaml",
 }

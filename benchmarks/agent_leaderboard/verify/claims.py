@@ -83,11 +83,13 @@ def _check_environment(environment: EnvironmentRecord, manifest: Manifest) -> It
         yield f"field 'slug': {environment.slug!r} is the name of {named[0]}, not of {own}"
     if (environment.attack is None) != (environment.attack_on is None):
         yield "fields 'attack' and 'attack_on': one is given without the other"
-    is_injected = environment.kwargs.get("variant") == "injected"
-    expected = "edits" if environment.kwargs.get("attack") else "injection" if is_injected else None
+    attack, variant = (environment.kwargs.get(name) for name in ("attack", "variant"))
+    expected = "injection" if variant == "injected" else None
+    if attack:  # that of AgentDojo is the name of a planted text
+        expected = "AgentDojo" if isinstance(attack, str) else "edits"
     if environment.attack != expected:
         yield f"field 'attack': is {shown(environment.attack)}, the arguments give {expected!r}"
-    added = "attack" if expected == "edits" else "variant"
+    added = "attack" if attack else "variant"
     plain_kwargs = {k: v for k, v in environment.kwargs.items() if k != added}
     for plain in manifest.environments:  # it may be missing
         if plain.slug == environment.attack_on and (
