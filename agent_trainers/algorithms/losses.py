@@ -13,6 +13,7 @@ import torch
 from agent_envs.core.lookup import lookup_or_import
 
 RATIO_LEVELS: Final = ("token", "step", "product", "sequence")
+IMPORTANCE_MODES: Final = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 
 
 class PolicyLoss(NamedTuple):
@@ -62,6 +63,37 @@ def importance_log_ratio(
         counts = torch.zeros_like(sums).scatter_add(1, steps, mask.to(sums.dtype))
         sums = sums / counts.clamp(min=1)
     return sums.gather(1, steps)
+
+
+def sampling_ratio(
+    log_ratio: torch.Tensor,
+    trajectories: torch.Tensor,
+    mode: str,
+    *,
+    low: float | None,
+    high: float | None,
+) -> torch.Tensor:
+    """Return the weight that corrects for sampling with other weights or another engine, (B, T).
+
+    It is the ratio of a token, or with ``sequence_*`` the product over its trajectory; out of
+    bounds it is clipped (``*_truncate``) or 0 (``*_mask``), as in TRL. verl calls the modes
+    ``rollout_is`` and ``rollout_rs``, of level ``token`` or ``sequence``.
+
+    Args:
+        log_ratio: Log-probability in the trainer less that at sampling, (B, T); 0 where not
+            trained.
+        trajectories: Number of each row's trajectory, (B,), int64.
+        mode: One of `IMPORTANCE_MODES`.
+        low: Smallest ratio; None for no bound.
+        high: Largest ratio; None for no bound.
+    """
+    if mode.startswith("sequence"):
+        sums = log_ratio.new_zeros(int(trajectories.max()) + 1)
+        sums.index_add_(0, trajectories, log_ratio.sum(dim=1))
+        log_ratio = sums[trajectories][:, None].expand_as(log_ratio)
+    ratio = log_ratio.exp()
+    clipped = ratio.clamp(min=low or 0.0, max=high)
+    return clipped if mode.endswith("truncate") else ratio.masked_fill(ratio != clipped, 0.0)
 
 
 def policy_loss(

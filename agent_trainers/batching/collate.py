@@ -21,7 +21,8 @@ def collate(rows: Sequence[Row], pad_token_id: int) -> dict[str, torch.Tensor]:
         ``completion_mask`` (B, T), int64; ``tool_mask`` and ``action_mask`` (B, T), int64, 1 where
         a token is trained, and trained and sampled; ``steps`` (B, T), int64, counted from the
         row's first; ``trajectory_lengths`` (B,), int64, trained tokens of the row's whole
-        trajectory; ``sampling_per_token_logps`` (B, T), float32.
+        trajectory; ``trajectories`` (B,), int64, its number from 1, 0 for padding;
+        ``sampling_per_token_logps`` (B, T), float32.
     """
     left = functools.partial(pad_rows, side="left")
     lengths: Counter[int] = Counter()
@@ -39,6 +40,7 @@ def collate(rows: Sequence[Row], pad_token_id: int) -> dict[str, torch.Tensor]:
         ),
         "steps": pad_rows([step - row.steps[0] for step in row.steps] for row in rows),
         "trajectory_lengths": torch.tensor([lengths[row.episode] for row in rows]),
+        "trajectories": torch.tensor([row.episode + 1 for row in rows]),
         "sampling_per_token_logps": pad_rows((row.logprobs for row in rows), dtype=torch.float32),
     }
 

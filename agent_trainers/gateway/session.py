@@ -267,6 +267,8 @@ class Session:
         info: dict[str, Any] = {"action": action, "finish_reason": generation.finish_reason}
         if role:
             info["agent_role"] = role
+        if generation.policy_version is not None:
+            info["policy_version"] = generation.policy_version
         transition = Transition(
             messages=list(sampling.messages),
             prompt_ids=generation.prompt_ids,

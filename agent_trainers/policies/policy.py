@@ -1,9 +1,11 @@
 """Policies: states in, model turns out; base classes, scripted policies, wrappers and streams."""
 
+import contextlib
 import functools
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
@@ -78,6 +80,8 @@ class Generation:
     state does not fit the context, and nothing was sampled."""
     usage: Usage | None = None
     """Usage counted by a server; None to count the tokens above."""
+    policy_version: int | None = None
+    """Version of the weights when the turn began, of a `VersionedPolicy`."""
 
     @property
     def spent(self) -> Usage:
@@ -122,6 +126,9 @@ class GenerationStream(ABC):
 
     def mark_idle(self, key: int) -> None:  # noqa: B027 - most streams keep nothing
         """Allow the resources of episode `key` to be reclaimed until its next request."""
+
+    def refresh(self) -> None:  # noqa: B027 - most streams keep nothing
+        """Recompute what was computed with earlier weights of the policy."""
 
     def close(self) -> None:  # noqa: B027 - most streams hold nothing
         """Release all resources."""
@@ -294,6 +301,73 @@ class PolicyWrapper(Policy):
 
     def shows_tools(self, tools: Sequence[dict[str, Any]]) -> bool:
         return self.policy.shows_tools(tools)
+
+
+class VersionedPolicy(PolicyWrapper):
+    """A policy whose weights change between forward passes, never during one.
+
+    A turn that is unfinished at a change continues with the new weights. Its version is that of its
+    beginning; its log-probabilities are those with which each token was sampled.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(policy)
+        self.lock = threading.Lock()
+        self.version = 0
+
+    @contextlib.contextmanager
+    def update(self, version: int) -> Iterator[None]:
+        """Stop all forward passes while the block changes the weights."""
+        with self.lock:
+            yield
+            self.version = version
+
+    def open_stream(self) -> GenerationStream:
+        return _VersionedStream(self)
+
+    def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
+        with self.lock:
+            made = super().generate(requests)
+            return [replace(generation, policy_version=self.version) for generation in made]
+
+
+class _VersionedStream(GenerationStream):
+    def __init__(self, policy: VersionedPolicy) -> None:
+        super().__init__()
+        self._policy, self._stream = policy, policy.policy.open_stream()
+        self.gathers, self._version = self._stream.gathers, policy.version
+        self._begun: dict[int, int] = {}  # version by key
+
+    @property
+    def has_requests(self) -> bool:
+        return self._stream.has_requests
+
+    def add(self, key: int, request: GenerationRequest) -> None:
+        self._begun[key] = self._policy.version
+        self._stream.add(key, request)
+
+    def advance(self) -> list[StreamedResult]:
+        with self._policy.lock:
+            if self._version != self._policy.version:
+                self._version = self._policy.version
+                self._stream.refresh()
+            ready = self._stream.advance()
+        return [
+            (key, replace(result, policy_version=self._begun[key]))
+            if isinstance(result, Generation)
+            else (key, result)
+            for key, result in ready
+        ]
+
+    def drop(self, key: int) -> None:
+        self._begun.pop(key, None)
+        self._stream.drop(key)
+
+    def mark_idle(self, key: int) -> None:
+        self._stream.mark_idle(key)
+
+    def close(self) -> None:
+        self._stream.close()
 
 
 def _bytes(text: str) -> list[int]:

@@ -174,7 +174,12 @@ class _Turn:
     @property
     def num_missing(self) -> int:
         """Tokens to prefill before the last one, which gives the first new token."""
-        return len(self.prompt) - 1 - self.num_stored
+        return len(self.context) - 1 - self.num_stored
+
+    @property
+    def context(self) -> list[int]:
+        """All tokens so far."""
+        return self.prompt + self.token_ids
 
 
 class SlotStream(GenerationStream):
@@ -210,6 +215,14 @@ class SlotStream(GenerationStream):
     def mark_idle(self, key: int) -> None:
         if key in self._stored:
             self._idle[key] = None
+
+    def refresh(self) -> None:
+        """Compute all keys and values again, of unfinished turns before their next token."""
+        self._stored = {key: (slot, []) for key, (slot, _) in self._stored.items()}
+        self._prefilling |= self._decoding
+        self._decoding = {}
+        for turn in self._prefilling.values():
+            turn.num_stored = 0
 
     def close(self) -> None:
         self._context.close()
@@ -260,10 +273,10 @@ class SlotStream(GenerationStream):
         equal: dict[tuple[int, ...], list[_Turn]] = {}
         for turn in turns:
             if turn.num_missing > 0 and turn.num_stored == 0:
-                equal.setdefault(tuple(turn.prompt), []).append(turn)
+                equal.setdefault(tuple(turn.context), []).append(turn)
         new = [turn for turn in turns if turn.num_missing > 0 and turn.num_stored > 0]
         new += [group[0] for group in equal.values()]
-        longest = max(len(turn.prompt) for turn in turns)
+        longest = max(len(turn.context) for turn in turns)
         num_slots = max(slot for slot, _ in self._stored.values()) + 1
         self._cache.reserve(num_slots, longest + self._settings.max_new_tokens + 1)
         for batch in pack(
@@ -273,12 +286,12 @@ class SlotStream(GenerationStream):
             max_tokens=_PREFILL_TOKENS,
         ):
             some = [new[i] for i in batch]
-            tokens = [turn.prompt[turn.num_stored : -1] for turn in some]
+            tokens = [turn.context[turn.num_stored : -1] for turn in some]
             slots, starts = [t.slot for t in some], [t.num_stored for t in some]
             forward_slots(self._model, self._cache, slots, starts, tokens)
         for first, *others in equal.values():
             if others:
-                length = len(first.prompt) - 1
+                length = len(first.context) - 1
                 self._cache.copy(first.slot, [turn.slot for turn in others], length)
         self._decoding |= self._prefilling
         self._prefilling = {}

@@ -106,9 +106,9 @@ class ProgramRollout:
         is_any_active: Callable[[bool], bool] | None = None,
     ) -> None:
         """Prepare to run; `step_timeout` is the time without a call; else see `Rollout`."""
-        self._source, self._policy = source, policy
-        self._step_timeout, self._is_any_active = step_timeout, is_any_active or bool
-        self._limits = SessionLimits(
+        self.source, self.policy = source, policy
+        self.step_timeout, self.is_any_active = step_timeout, is_any_active or bool
+        self.limits = SessionLimits(
             max_calls=source.max_calls, timeout_seconds=episode_timeout or 2.0**31
         )
 
@@ -119,26 +119,42 @@ class ProgramRollout:
 
         `on_end` is called with each trajectory as it ends.
         """
+        return _Episodes(self, specs, on_end).run()
+
+    def share_loop(self) -> None:
+        """Do nothing: each call of `collect` has its own gateway."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class _Episodes:
+    """The episodes of one call."""
+
+    def __init__(
+        self, rollout: ProgramRollout, specs: Sequence[EpisodeSpec], on_end: OnEnd | None
+    ) -> None:
+        self._rollout, self._source = rollout, rollout.source
         self._specs, self._on_end = specs, on_end
         self._calls = CallSession()
         self._waiting = deque(range(len(specs)))
         self._running: dict[int, tuple[Session, Run]] = {}
         self._ended: dict[int, Trajectory] = {}
+
+    def run(self) -> list[Trajectory]:
+        """Run all episodes to their end; return their trajectories in order."""
         with Gateway(
-            self._policy,
-            limits=self._limits,
+            self._rollout.policy,
+            limits=self._rollout.limits,
             ignored_parameters=self._source.ignored_parameters,
             in_thread=False,
         ) as self._gateway:
             try:
-                self._gateway.generate(self._advance, self._is_any_active)
+                self._gateway.generate(self._advance, self._rollout.is_any_active)
             finally:
                 for _, run in self._running.values():
                     run.stop()
-        return [self._ended[key] for key in range(len(specs))]
-
-    def close(self) -> None:
-        """Do nothing."""
+        return [self._ended[key] for key in range(len(self._specs))]
 
     def _advance(self) -> bool:
         """Start episodes and end those that are over; return whether any is left."""
@@ -175,8 +191,9 @@ class ProgramRollout:
 
     def _end_late_episodes(self) -> None:
         for key, (session, _) in list(self._running.items()):
-            if session.idle_seconds > self._step_timeout:
-                text = f"the program did not call the model for {self._step_timeout:g} seconds"
+            if session.idle_seconds > self._rollout.step_timeout:
+                limit = self._rollout.step_timeout
+                text = f"the program did not call the model for {limit:g} seconds"
             elif session.seconds_left <= 0:
                 text = f"the episode took longer than {session.limits.timeout_seconds:g} seconds"
             else:

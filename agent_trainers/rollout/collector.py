@@ -4,15 +4,20 @@ While some episodes wait for their tools, others get their actions. An environme
 hangs ends its own episode, with the error recorded, and is replaced.
 """
 
+import itertools
+import queue
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 import numpy as np
 
-from agent_envs.core.async_bridge import CallSession, Outcome, outcome_of
-from agent_envs.errors import AgentEnvsError, ServerError
+from agent_envs.core.async_bridge import CallSession, Outcome, outcome_of, submit
+from agent_envs.errors import AgentEnvsError, RolloutError, ServerError
 from agent_trainers.policies.policy import Policy, Usage
 from agent_trainers.rollout.branches import Branches, RecordedState, Rngs, plan_branches
 from agent_trainers.rollout.environments import (
@@ -43,6 +48,9 @@ class Collector(Protocol):
         self, specs: Sequence[EpisodeSpec], on_end: OnEnd | None = None
     ) -> list[Trajectory]:
         """Run one episode per spec; return the trajectories in order, failed ones included."""
+
+    def share_loop(self) -> None:
+        """Let threads call `collect` at once; episodes start in the order of the calls."""
 
     def close(self) -> None:
         """Release resources kept between calls."""
@@ -76,6 +84,7 @@ class Rollout:
         self.step_timeout, self.episode_timeout = step_timeout, episode_timeout
         self.is_any_active = is_any_active or bool
         self._envs, self._branch_envs = EnvPool(make_env), EnvPool(make_env)
+        self._shared: _SharedLoop | None = None
 
     def collect(
         self, specs: Sequence[EpisodeSpec], on_end: OnEnd | None = None
@@ -84,9 +93,20 @@ class Rollout:
 
         `on_end` is called with each trajectory as its episode ends, in no particular order.
         """
-        episodes = [Episode(i, spec) for i, spec in enumerate(specs)]
-        self._run(episodes, self._envs, len(episodes), on_end)
+        if self._shared is None:
+            episodes = [Episode(i, spec) for i, spec in enumerate(specs)]
+            self._run(episodes, self._envs, len(episodes), on_end)
+        else:
+            episodes = self._shared.run(specs, on_end)
+            self._record_ends(episodes)
         return [episode.trajectory() for episode in episodes]
+
+    def share_loop(self) -> None:
+        """Let threads call `collect` at once: one thread runs the episodes of all calls.
+
+        They start in the order of the calls; as many run at once as the largest call has.
+        """
+        self._shared = _SharedLoop(self)
 
     def branch(
         self, trajectory: Trajectory, step: int, k: int, *, rng: np.random.Generator
@@ -127,6 +147,8 @@ class Rollout:
 
     def close(self) -> None:
         """Close the environments."""
+        if self._shared is not None:
+            self._shared.close()
         self._envs.close()
         self._branch_envs.close()
 
@@ -138,7 +160,13 @@ class Rollout:
         on_end: OnEnd | None = None,
     ) -> None:
         """Run episodes to their end, and record the state in which one was truncated."""
-        _EpisodeLoop(self, episodes, envs, max_active, on_end).run()
+        call_back = on_end or (lambda _: None)
+        loop = _EpisodeLoop(self, envs, max_active, lambda e: call_back(e.trajectory()))
+        loop.add(episodes)
+        loop.run()
+        self._record_ends(episodes)
+
+    def _record_ends(self, episodes: Sequence[Episode]) -> None:
         for episode in episodes:
             if not episode.transitions or not episode.transitions[-1].truncated:
                 continue
@@ -150,41 +178,56 @@ class Rollout:
 
 
 class _EpisodeLoop:
-    """Event loop over the episodes of one call: resets, actions, steps and ends as they come."""
+    """Event loop over episodes: resets, actions, steps and ends as they come."""
 
     def __init__(
         self,
         rollout: Rollout,
-        episodes: Sequence[Episode],
         envs: EnvPool,
         max_active: int,
-        on_end: OnEnd | None,
+        on_end: Callable[[Episode], object],
     ) -> None:
-        self._rollout, self._episodes, self._envs = rollout, episodes, envs
-        self._max_active, self._on_end = max_active, on_end
+        self._rollout, self._envs = rollout, envs
+        self.max_active, self._on_end = max_active, on_end
         self._stream = rollout.policy.open_stream()
         self._session = CallSession()
-        self._waiting = deque(episodes)
+        self._waiting: deque[Episode] = deque()
         self._active: dict[int, Episode] = {}
         self._generating: set[int] = set()
 
+    @property
+    def is_over(self) -> bool:
+        """Whether all episodes have ended."""
+        return not (self._waiting or self._active)
+
+    def add(self, episodes: Sequence[Episode]) -> None:
+        """Add episodes, which start after those before."""
+        self._waiting.extend(episodes)
+
     def run(self) -> None:
         """Run all episodes to their end."""
-        is_any_active = self._rollout.is_any_active
         try:
             self._start_episodes()
-            while is_any_active(bool(self._active)):
-                is_busy = is_any_active(self._stream.has_requests)
-                self._drain(is_busy=is_busy)
-                if is_busy:
-                    self._generate()
-                self._close_late_ones()
-                self._start_episodes()
+            while self._rollout.is_any_active(bool(self._active)):
+                self.advance()
         finally:
-            self._stream.close()
+            self.close()
+
+    def advance(self) -> None:
+        """Record results, generate for a while, and start further episodes."""
+        is_busy = self._rollout.is_any_active(self._stream.has_requests)
+        self._drain(is_busy=is_busy)
+        if is_busy:
+            self._generate()
+        self._close_late_ones()
+        self._start_episodes()
+
+    def close(self) -> None:
+        """Release the policy."""
+        self._stream.close()
 
     def _start_episodes(self) -> None:
-        while self._waiting and len(self._active) < self._max_active:
+        while self._waiting and len(self._active) < self.max_active:
             episode = self._waiting.popleft()
             episode.started = time.monotonic()
             self._active[episode.number] = episode
@@ -215,9 +258,9 @@ class _EpisodeLoop:
         ready = self._stream.advance()
         share = (time.perf_counter() - started) / max(1, len(self._generating))
         for key in self._generating:
-            self._episodes[key].generate_seconds += share
+            self._active[key].generate_seconds += share
         for key, generation in ready:
-            episode = self._episodes[key]
+            episode = self._active[key]
             self._generating.discard(key)
             if isinstance(generation, BaseException):
                 episode.fail(generation, StopReason.POLICY_ERROR)
@@ -254,7 +297,7 @@ class _EpisodeLoop:
 
     def _record_all(self, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:
-            episode = self._episodes[outcome.key]
+            episode = self._active[outcome.key]
             episode.step_seconds.append(outcome.seconds)
             request = None
             try:
@@ -276,13 +319,86 @@ class _EpisodeLoop:
                 self._generating.add(outcome.key)
 
     def _end(self, key: int) -> None:
-        del self._active[key]
+        episode = self._active.pop(key)
         self._generating.discard(key)
         self._session.abandon(key)
         self._stream.drop(key)
-        episode = self._episodes[key]
         # An environment that failed or hangs may be in any state: the next episode gets a new one.
         if episode.stop_reason not in _BROKEN:
             self._envs.give_back(episode.env, episode.spec.env)
-        if self._on_end is not None:
-            self._on_end(episode.trajectory())
+        self._on_end(episode)
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    episodes: list[Episode]
+    on_end: OnEnd | None
+    done: Future[None] = field(default_factory=Future)
+
+
+class _SharedLoop:
+    """The event loop of all calls of a rollout, in a thread that lasts until `close`."""
+
+    def __init__(self, rollout: Rollout) -> None:
+        self._rollout = rollout
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._lock, self._numbers = threading.Lock(), itertools.count()
+        self._thread: Future[None] | None = None
+
+    def run(self, specs: Sequence[EpisodeSpec], on_end: OnEnd | None) -> list[Episode]:
+        """Run one episode per spec to its end."""
+        with self._lock:
+            call = _Call([Episode(next(self._numbers), spec) for spec in specs], on_end)
+            self._calls.put(call)
+            if self._thread is None:
+                self._thread = submit(self._work)
+        call.done.result()
+        return call.episodes
+
+    def close(self) -> None:
+        """End the thread; calls that are not finished raise a RolloutError."""
+        with self._lock:
+            if self._thread is not None:
+                self._calls.put(None)
+                self._thread.result()
+                self._thread = None
+
+    def _work(self) -> None:
+        pending: dict[int, _Call] = {}  # by number of an episode that has not ended
+
+        def end(episode: Episode) -> None:
+            call = pending.pop(episode.number)
+            if call.on_end is not None:
+                call.on_end(episode.trajectory())
+            if not any(each.number in pending for each in call.episodes):
+                call.done.set_result(None)
+
+        failure: BaseException | None = None
+        try:
+            self._serve(pending, end)
+        except BaseException as error:  # noqa: BLE001 - raised again by the calls
+            failure = error
+        closed = RolloutError("The rollout was closed before its episodes ended.")
+        for call in {id(call): call for call in pending.values()}.values():
+            call.done.set_exception(failure or closed)
+        while failure is not None and (late := self._calls.get()) is not None:  # until `close`
+            late.done.set_exception(failure)
+
+    def _serve(self, pending: dict[int, _Call], end: Callable[[Episode], None]) -> None:
+        loop = _EpisodeLoop(self._rollout, self._rollout._envs, 0, end)
+        try:
+            while True:
+                try:
+                    call = self._calls.get(block=loop.is_over)
+                except queue.Empty:
+                    loop.advance()
+                    continue
+                if call is None:
+                    return
+                if not call.episodes:
+                    call.done.set_result(None)
+                pending |= {episode.number: call for episode in call.episodes}
+                loop.max_active = max(loop.max_active, len(call.episodes))
+                loop.add(call.episodes)
+        finally:
+            loop.close()

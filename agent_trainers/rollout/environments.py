@@ -1,5 +1,6 @@
 """Environments of a rollout: a pool that reuses them, and checks of the values they return."""
 
+import contextlib
 import json
 import logging
 import reprlib
@@ -43,8 +44,8 @@ class EnvPool:
 
     def take(self, name: str = "") -> TextEnv:
         """Return an idle environment of this name, or a new one."""
-        if idle := self._idle[name]:
-            return idle.pop()
+        with contextlib.suppress(IndexError):  # threads may share the pool
+            return self._idle[name].pop()
         make_env = self._make_env if callable(self._make_env) else self._make_env[name]
         env = make_env()
         if not isinstance(env, gym.Env):

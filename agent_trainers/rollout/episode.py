@@ -82,6 +82,9 @@ class Episode:
         assert generation is not None
         step = read_step(answer)
         is_cut = generation.finish_reason == "length" and not step.terminated
+        info = {k: v for k, v in step.info.items() if k not in ("messages", "tools")}
+        if generation.policy_version is not None:
+            info["policy_version"] = generation.policy_version
         self.transitions.append(
             Transition(
                 messages=self.info["messages"],
@@ -94,7 +97,7 @@ class Episode:
                 terminated=step.terminated,
                 # Gymnasium's turn limit also truncates an answer in the last turn.
                 truncated=(step.truncated or is_cut) and not step.terminated,
-                info={k: v for k, v in step.info.items() if k not in ("messages", "tools")},
+                info=info,
             )
         )
         self.info = step.info

@@ -32,6 +32,7 @@ def build_batch(
     tensors = {name: tensor.to(processes.device) for name, tensor in collated.items()}
     tokens = tensors["completion_ids"]
     weights = pad_like(loss_weights(rows, args.loss_denominator), tokens)
+    tensors["staleness"] = pad_like(_staleness(rows, trajectories, trainer.state), tokens)
     tensors["loss_weights"] = processes.normalise(weights)
     tensors |= trainer.scorer.fixed_logprobs(policy, tensors)
     for extension in trainer.extensions if policy.training else ():
@@ -53,6 +54,18 @@ def build_batch(
         for episode, values in zip(episodes, credit, strict=True)
     ]
     return dataclasses.replace(record, advantages=advantages, episodes=episodes)
+
+
+def _staleness(
+    rows: Sequence[Row], trajectories: Sequence[Trajectory], state: Any
+) -> list[list[int]]:
+    """Return by how many updates the weights that sampled each token are older, shape (T,) each."""
+    now = state.global_step
+    ages = [
+        [now - step.info.get("policy_version", now) for step in trajectory.transitions]
+        for trajectory in trajectories
+    ]
+    return [[ages[row.episode][step] for step in row.steps] for row in rows]
 
 
 def _make_rows(trainer: Any, trajectories: Sequence[Trajectory]) -> list[Row]:

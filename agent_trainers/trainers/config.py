@@ -16,7 +16,11 @@ from agent_trainers.algorithms.advantages import (
     estimator_options,
     needs_values,
 )
-from agent_trainers.algorithms.losses import RATIO_LEVELS, find_policy_loss
+from agent_trainers.algorithms.losses import (
+    IMPORTANCE_MODES,
+    RATIO_LEVELS,
+    find_policy_loss,
+)
 from agent_trainers.algorithms.reward_schedules import parse_schedules
 from agent_trainers.batching.per_token import DENOMINATORS
 from agent_trainers.tasks.samplers import parse_curriculum
@@ -66,7 +70,6 @@ PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
 # Settings of TRL that would break that, or do nothing: option, allowed values, reason.
 _MICRO_BATCH: Final = "it is taken of a micro-batch, with which the loss would change"
 _REFUSALS: Final[tuple[tuple[str, tuple[Any, ...], str], ...]] = (
-    ("vllm_importance_sampling_mode", ("token_truncate", "token_mask"), "a row has several steps"),
     ("enable_jit_checkpoint", (False,), "agent-r1-train saves when it is stopped"),
     ("load_best_model_at_end", (False,), "compare checkpoints with agent-r1-eval"),
     ("off_policy_mask_threshold", (None,), "it averages over rows"),
@@ -90,8 +93,9 @@ _RANGES: Final[Mapping[str, tuple[str, ...]]] = {
     "in (0, 1]": ("max_fault_share", "top_p", "vllm_gpu_memory_utilization"),
     "in [0, 1)": ("adam_beta1", "adam_beta2"),
     "at least 0": (
-        "seed", "data_seed", "max_extra_groups", "critic_warmup_steps", "beta", "epsilon",
-        "epsilon_high", "weight_decay", "max_grad_norm", "top_k", "warmup_steps", "learning_rate",
+        "seed", "data_seed", "max_extra_groups", "max_staleness", "critic_warmup_steps", "beta",
+        "epsilon", "epsilon_high", "weight_decay", "max_grad_norm", "top_k", "warmup_steps",
+        "learning_rate",
         "max_logprob_drift", "vllm_importance_sampling_clip_min", "eval_delay",
         "neftune_noise_alpha", "dataloader_num_workers",
     ),
@@ -214,6 +218,16 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
         help="Share of a batch's episodes that may fail for infrastructure reasons; more in three "
         "consecutive batches, or all of one, end the run. None only counts them.",
     )
+    rollout: str = HfArg(
+        default="sync",
+        help="'sync' rolls out, then trains; 'async' rolls out the next batches in the background "
+        "while the optimiser trains and slow tools run.",
+    )
+    max_staleness: int | None = HfArg(
+        default=None,
+        help="With --rollout async: how many updates rollouts may be ahead of the optimiser "
+        "(default 1); 0 is the synchronous run, bitwise.",
+    )
     max_logprob_drift: float | None = HfArg(
         default=0.2,
         help="Largest mean difference, in nats per token, of log-probabilities at sampling and in "
@@ -222,7 +236,10 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
         "min_p or a repetition penalty is set.",
     )
     vllm_importance_sampling_mode: str = HfArg(
-        default="token_truncate", help="As in TRL; only its token-level modes are supported."
+        default="token_truncate",
+        help="As in TRL, also for the older weights of --rollout async: importance ratios of each "
+        "token ('token_truncate', 'token_mask') or of the whole trajectory ('sequence_truncate', "
+        "'sequence_mask').",
     )
 
     merge_steps: ClassVar[bool] = True
@@ -239,6 +256,7 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
         super().__post_init__()
         for option, names in (
             ("importance_sampling_level", RATIO_LEVELS), ("loss_denominator", DENOMINATORS),
+            ("rollout", ("sync", "async")), ("vllm_importance_sampling_mode", IMPORTANCE_MODES),
         ):  # fmt: skip
             lookup(dict.fromkeys(names), getattr(self, option), kind=option)
         self._check_functions()
@@ -248,6 +266,11 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
                 raise ConfigurationError(
                     f"{option}={value!r} is not supported: {reason}. Set {option}={allowed}."
                 )
+        if self.rollout == "sync" and self.max_staleness is not None:
+            raise ConfigurationError(
+                f"max_staleness={self.max_staleness} does nothing with rollout='sync'. Leave it "
+                "out, or set rollout='async'."
+            )
         self.schedules = parse_schedules(self.reward_schedules)
         self.parsed_curriculum = parse_curriculum(self.curriculum)
 
@@ -260,12 +283,24 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
         return given | json_object(self.estimator_kwargs, "estimator_kwargs")
 
     @property
+    def num_steps_ahead(self) -> int:
+        """Number of optimiser steps whose rollouts may start early; 0 in a synchronous run."""
+        if self.rollout == "sync":
+            return 0
+        return 1 if self.max_staleness is None else self.max_staleness
+
+    @property
+    def generate_every(self) -> int:
+        """Number of micro-batches of a generation batch, all its iterations together."""
+        return int(self.steps_per_generation * self.num_iterations)
+
+    @property
     def num_train_groups(self) -> int | None:
         """Number of groups of a run of ``max_steps`` optimiser steps; None without that limit."""
         if self.max_steps <= 0:
             return None
         micro_steps = self.max_steps * self.gradient_accumulation_steps
-        num_batches = -(-micro_steps // (self.steps_per_generation * self.num_iterations))
+        num_batches = -(-micro_steps // self.generate_every)
         return int(num_batches * self.generation_batch_size // self.num_generations)
 
     def _check_functions(self) -> None:

@@ -5,11 +5,14 @@ engine belongs to several processes (tensor parallelism) they generate in waves,
 transformers generates in slots if model and settings allow it, else batch by batch.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import copy
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
 
 import numpy as np
+import torch
 from trl.models import unwrap_model_for_generation
 
 from agent_envs.errors import ConfigurationError
@@ -17,10 +20,12 @@ from agent_trainers.batching.probe import vocabulary_size, without_dropout
 from agent_trainers.policies.engines import EnginePolicy, VLLMServerPolicy
 from agent_trainers.policies.guided import Guide, Guides
 from agent_trainers.policies.local import TokenPolicy, context_length, has_slots_for
-from agent_trainers.policies.policy import Schemas
+from agent_trainers.policies.policy import Schemas, VersionedPolicy
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.policies.sampling import Completion, SamplingSettings, sample
 
+ModelContext = Callable[[], AbstractContextManager[Any]]
+"""Opens the context in which a model generates."""
 _MAX_CALLS: Final = 256
 """Concurrent calls of a process to a server."""
 
@@ -49,6 +54,9 @@ class TrainerGenerator:
         """Largest accepted drift of log-probabilities; None where it is not comparable."""
         size, ends = vocabulary_size(self.model), self.settings.eos_token_ids
         self._guides = Guides(self.tokenizer, size, ends)
+        self.ahead: VersionedPolicy | None = None
+        """The policy of rollouts that run ahead of the optimiser, if they do."""
+        self._copy: Any = None
         self._in_waves = (
             args.use_vllm and args.vllm_mode == "colocate" and (args.vllm_tensor_parallel_size > 1)
         )
@@ -67,11 +75,7 @@ class TrainerGenerator:
             return
         vllm = trainer.vllm_generation
         sleeps = args.vllm_mode == "colocate" and args.vllm_enable_sleep_mode
-        step = trainer.state.global_step
-        if step != trainer._last_loaded_step or (sleeps and vllm._llm_weights_sleeping):
-            vllm.sync_weights()
-            trainer._last_loaded_step = step
-            trainer.accelerator.wait_for_everyone()  # others may share the server
+        self._load_vllm(is_lost=sleeps and vllm._llm_weights_sleeping)
         if sleeps:
             vllm.llm.wake_up(tags=["kv_cache"])
         try:
@@ -81,9 +85,54 @@ class TrainerGenerator:
                 vllm.llm.sleep(level=2)
                 vllm._llm_weights_sleeping = True
 
-    def make_policy(self, tools: Schemas) -> TokenPolicy:
-        """Make the policy of rollouts; `tools` are those that the chat template describes."""
+    def _load_vllm(self, *, is_lost: bool = False) -> None:
+        trainer, step = self._trainer, self._trainer.state.global_step
+        if step != trainer._last_loaded_step or is_lost:
+            trainer.vllm_generation.sync_weights()
+            trainer._last_loaded_step = step
+            trainer.accelerator.wait_for_everyone()  # others may share the server
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """Give the current weights to rollouts that run ahead; collective with vLLM."""
+        assert self.ahead is not None
+        with self.ahead.update(self._trainer.state.global_step):
+            if self._copy is None:
+                self._load_vllm()
+                return
+            for copied, weight in zip(
+                self._copy.parameters(), self.model.parameters(), strict=True
+            ):
+                if copied is not weight:
+                    copied.copy_(weight)
+
+    def make_ahead_policy(self, tools: Schemas) -> VersionedPolicy:
+        """Make the policy of rollouts in another thread, with a copy of the trained weights.
+
+        Raises:
+            ConfigurationError: If generation needs the trainer or all processes.
+        """
         args = self._args
+        if self.is_collective or (args.use_vllm and args.vllm_mode == "colocate"):
+            raise ConfigurationError(
+                "rollout='async' generates while the model is trained, which sharded models (FSDP, "
+                "DeepSpeed) and vllm_mode='colocate' cannot. Use vllm_mode='server', or "
+                "rollout='sync'."
+            )
+        if not args.use_vllm:
+            frozen = {id(p): p for p in self.model.parameters() if not p.requires_grad}
+            self._copy = copy.deepcopy(self.model, frozen).eval().requires_grad_(False)
+            for module in self._copy.modules():  # TRL's replacements call the original model
+                vars(module).pop("forward", None)
+        self.ahead = VersionedPolicy(self.make_policy(tools, self._copy_context))
+        return self.ahead
+
+    def make_policy(self, tools: Schemas, context: ModelContext | None = None) -> TokenPolicy:
+        """Make the policy of rollouts; `tools` are those that the chat template describes.
+
+        It generates with the model of `context`, by default the trained one.
+        """
+        args, context = self._args, context or self._model_context
         renderer = ChatRenderer(self.tokenizer, args.chat_template_kwargs or {})
         renderer.check_tools(tools)
         limit = context_length(self.model)
@@ -102,10 +151,10 @@ class TrainerGenerator:
             has_slots = not self.is_collective and has_slots_for(self.model, self.settings)
         return TokenPolicy(
             renderer,
-            self._complete,
+            functools.partial(self._complete, context=context),
             self.settings,
             max_prompt_tokens=limit,
-            slot_model=self._model_context if has_slots else None,
+            slot_model=context if has_slots else None,
             guides=None if self._in_waves else self._guides,  # TRL knows one form for all prompts
         )
 
@@ -140,11 +189,17 @@ class TrainerGenerator:
         ):
             yield model
 
+    @contextmanager
+    def _copy_context(self) -> Iterator[Any]:
+        with self._trainer.accelerator.autocast():
+            yield self._copy
+
     def _complete(
         self,
         prompts: list[list[int]],
         rngs: list[np.random.Generator],
         guides: Sequence[Guide | None] = (),
+        context: ModelContext | None = None,
     ) -> list[Completion]:
         """Sample one completion per prompt with TRL's backend."""
         if self._in_waves:
@@ -153,7 +208,7 @@ class TrainerGenerator:
             # Generation is collective, so a process without episodes takes part, too.
             unused = self._complete([[self.settings.pad_token_id]], [np.random.default_rng(0)])
             return unused[:0]
-        with self._model_context() as model:
+        with (context or self._model_context)() as model:
             return sample(model, prompts, rngs, self.settings, guides)
 
     def _complete_together(self, prompts: list[list[int]]) -> list[Completion]:

@@ -48,6 +48,7 @@ from agent_trainers.tasks.sources import (
     training_pools,
     training_rows,
 )
+from agent_trainers.trainers.async_rollouts import AsyncRollouts
 from agent_trainers.trainers.batch_builder import build_batch
 from agent_trainers.trainers.config import StepGRPOConfig
 from agent_trainers.trainers.extensions import Extension, make_extensions
@@ -151,19 +152,27 @@ class StepGRPOTrainer(ResumableTrainer):
         self.means = RunningMeans(self.processes)
         self.generator = TrainerGenerator(self)
         self.extensions: list[Extension] = []
-        self.keeping_state = {} if sampler is None else {"draws": sampler}
+        self.keeping_state = dict[str, Any]() if sampler is None else {"draws": sampler}
         settings: dict[str, Any] = {
             "policy": self.generator.make_policy(source.tools),
             "step_timeout": args.step_timeout,
             "episode_timeout": args.episode_timeout,
             "is_any_active": self.processes.any if self.generator.is_collective else None,
         }
-        train = source.make_rollout(**settings)
-        evaluate = train if eval_source is None else eval_source.make_rollout(**settings)
+        rollouts, ahead = TrainerRollouts, dict[str, Any]()
+        if args.num_steps_ahead:
+            rollouts = AsyncRollouts
+            ahead = {"policy": self.generator.make_ahead_policy(source.tools)}
+        train = source.make_rollout(**settings | ahead)
+        evaluate = train
+        if ahead or eval_source is not None:
+            evaluate = (eval_source or source).make_rollout(**settings)
         evaluated = eval_source or source
         names = [*dict.fromkeys([*source.names, *evaluated.names])]
         collectors = {"train": train, "eval": evaluate}
-        self.rollouts = TrainerRollouts(self, collectors, sampler, names)
+        self.rollouts = rollouts(self, collectors, sampler, names)
+        if isinstance(self.rollouts, AsyncRollouts):
+            self.keeping_state["rollouts"] = self.rollouts
         self.scorer = Scorer(self)
         self.evaluated: EvaluatedEnvironments | None = None
         if isinstance(evaluated, EnvironmentTasks) and evaluated.names:
@@ -254,10 +263,14 @@ class StepGRPOTrainer(ResumableTrainer):
         once; TRL's does the same and counts micro-batches and their time.
         """
         model.train()
+        if isinstance(self.rollouts, AsyncRollouts):
+            self.rollouts.start(self._reward_factors())
         batch = self._prepare_inputs(inputs)
-        generate_every = self.args.steps_per_generation * self.num_iterations
-        staleness = self._step % generate_every // self.args.gradient_accumulation_steps
-        self.means.add("sampling/staleness", staleness)  # optimiser steps since sampling
+        # optimiser steps since sampling: before the batch was made, and since
+        since = self._step % self.args.generate_every // self.args.gradient_accumulation_steps
+        staleness = (batch["staleness"] + since) * batch["action_mask"]
+        self.means.add_mean("sampling/staleness", staleness, batch["action_mask"])
+        self.means.add_maximum("sampling/staleness_max", float(staleness.max()))
         started = time.perf_counter()
         *others, last = self.scorer.micro_batches(batch, is_training=True)
         loss = torch.zeros((), device=self.accelerator.device)
@@ -285,10 +298,7 @@ class StepGRPOTrainer(ResumableTrainer):
         """
         mode = "train" if self.model.training else "eval"
         step = (self.state.global_step, self._step % self.args.gradient_accumulation_steps)
-        factors = {}
-        if mode == "train":
-            progress = self.state.global_step / max(1, self.state.max_steps)
-            factors = reward_factors(self.args.schedules, progress, self.state.log_history)
+        factors = self._reward_factors() if mode == "train" else {}
         with self.clock.measure("rollout"), self.generator.rollout():
             trajectories, metrics, seconds = self.rollouts.collect(inputs, mode, step, factors)
         self.clock.note_generation(seconds)
@@ -303,6 +313,19 @@ class StepGRPOTrainer(ResumableTrainer):
             for name, value in metrics.items():
                 self._metrics[mode][name].append(value)
         return dict(batch.tensors)
+
+    def _reward_factors(self) -> Mapping[str, float]:
+        progress = self.state.global_step / max(1, self.state.max_steps)
+        return reward_factors(self.args.schedules, progress, self.state.log_history)
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
+        """Read the rows of further optimiser steps, whose episodes start early.
+
+        Relies on: called before each optimiser step with the iterator of the epoch.
+        """
+        if isinstance(self.rollouts, AsyncRollouts):
+            epoch_iterator = self.rollouts.take(epoch_iterator, num_batches)
+        return super().get_batch_samples(epoch_iterator, num_batches, device)
 
     def _compute_loss(self, model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         """Return the loss of a micro-batch in training, of a whole batch in evaluation.

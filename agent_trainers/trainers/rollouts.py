@@ -9,6 +9,7 @@ and a budget limits the number of extra groups.
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ from agent_trainers.batching.distributed import ProcessGroup
 from agent_trainers.monitoring.episode_statistics import EpisodeSummary, summarise
 from agent_trainers.rollout.collector import Collector
 from agent_trainers.rollout.episode import EpisodeSpec
-from agent_trainers.tasks.samplers import GroupResult, TaskSampler
+from agent_trainers.tasks.samplers import DrawnTask, GroupResult, TaskSampler
 from agent_trainers.trainers.config import StepGRPOConfig
 from agent_trainers.trainers.extensions import Extension
 from agent_trainers.trajectory import Trajectory
@@ -30,6 +31,19 @@ class CollectedBatch(NamedTuple):
     trajectories: list[Trajectory]
     metrics: dict[str, float]
     generate_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """This process's episodes of a batch before they run."""
+
+    specs: list[EpisodeSpec]
+    numbers: Sequence[int]
+    """Their numbers among those of all processes."""
+    drawn: list[DrawnTask]
+    """The sampler's tasks of all processes' groups."""
+    metrics: dict[str, float]
+    """Those of the sampler."""
 
 
 class TrainerRollouts:
@@ -67,7 +81,21 @@ class TrainerRollouts:
         reward_factors: Mapping[str, float] | None = None,
     ) -> CollectedBatch:
         """Collect one episode per row of the dataset; collective."""
-        factors, size, self._seconds = reward_factors or {}, self._group_sizes[mode], 0.0
+        factors, self._seconds = reward_factors or {}, 0.0
+        plan = self.plan(inputs, mode, step)
+        trajectories = self._run(plan.specs, mode, step, factors)
+        self._seconds += sum(t.timings["generate_seconds"] for t in trajectories)
+        return self._finish(plan, trajectories, mode, step, factors)
+
+    def plan(
+        self,
+        inputs: Sequence[Mapping[str, Any]],
+        mode: str,
+        step: tuple[int, int],
+        drawn: Sequence[DrawnTask] = (),
+    ) -> Plan:
+        """Plan one episode per row, or per task of a group that was `drawn`; collective."""
+        size = self._group_sizes[mode]
         counts = self._processes.all_gather(len(inputs))
         first = sum(counts[: self._processes.index])
         numbers = range(first, first + len(inputs))
@@ -75,16 +103,27 @@ class TrainerRollouts:
         metrics: dict[str, float] = {}
         if sampler is not None:
             metrics = dict(sampler.metrics())
-            drawn = sampler.draw(-(-sum(counts) // size))
+            drawn = drawn or sampler.draw(-(-sum(counts) // size))
             inputs = [drawn[i // size]._asdict() for i in numbers]
         specs = [
             self.spec(row, number, mode, step) for row, number in zip(inputs, numbers, strict=True)
         ]
-        trajectories = self._collect(specs, mode, step, factors)
+        return Plan(specs, numbers, list(drawn), metrics)
+
+    def _finish(
+        self,
+        plan: Plan,
+        trajectories: list[Trajectory],
+        mode: str,
+        step: tuple[int, int],
+        factors: Mapping[str, float],
+    ) -> CollectedBatch:
+        sampler, metrics = self._sampler if mode == "train" else None, plan.metrics
         if sampler is not None and (self._args.max_extra_groups or self._args.curriculum):
-            places = [i // size for i in numbers]
+            places = [i // self._group_sizes[mode] for i in plan.numbers]
             results = self._results(places, trajectories, factors)
-            metrics |= self._resample(sampler, trajectories, results, numbers, step, factors)
+            extra = self._resample(sampler, trajectories, results, plan.numbers, step, factors)
+            metrics = metrics | extra
             scored = [results[number] for number in sorted(results)]
             sampler.observe([r for r in scored if not math.isnan(r.success)])
         return CollectedBatch(trajectories, metrics, self._seconds)
@@ -115,7 +154,7 @@ class TrainerRollouts:
             env=env,
         )
 
-    def _collect(
+    def _run(
         self,
         specs: Sequence[EpisodeSpec],
         mode: str,
@@ -126,10 +165,7 @@ class TrainerRollouts:
         for extension in self._extensions if mode == "train" else ():
             if trajectories is None:
                 trajectories = extension.collect(specs, step, factors)
-        if trajectories is None:
-            trajectories = self.collectors[mode].collect(specs)
-        self._seconds += sum(t.timings["generate_seconds"] for t in trajectories)
-        return trajectories
+        return self.collectors[mode].collect(specs) if trajectories is None else trajectories
 
     def _resample(
         self,
@@ -157,7 +193,8 @@ class TrainerRollouts:
                 self.spec(tasks[p]._asdict(), new[p] * size + numbers[i] % size, "train", step)
                 for i, p in zip(own, places, strict=True)
             ]
-            extra = self._collect(specs, "train", step, factors)
+            extra = self._run(specs, "train", step, factors)
+            self._seconds += sum(t.timings["generate_seconds"] for t in extra)
             results |= self._results([new[p] for p in places], extra, factors)
             held |= {p: number for p, number in new.items() if results[number].has_variance}
             for i, place, trajectory in zip(own, places, extra, strict=True):

@@ -18,6 +18,7 @@ from agent_trainers.algorithms.losses import (
     find_policy_loss,
     importance_log_ratio,
     kl_divergence,
+    sampling_ratio,
 )
 from agent_trainers.batching.distributed import ProcessGroup
 from agent_trainers.batching.micro_batch import MicroBatch, select_rows, split_into_micro_batches
@@ -37,6 +38,7 @@ from agent_trainers.trainers.extensions import Extension
 Batch = Mapping[str, torch.Tensor]
 DRIFT: Final = "sampling/sampling_logp_difference/mean"
 MAX_DRIFT: Final = "sampling/sampling_logp_difference/max"
+MASKED: Final = "sampling/masked_trajectories"
 MAX_KL_RATIO: Final = 3.0
 """Bound of the importance ratio that weighs the divergence, as in TRL."""
 
@@ -124,10 +126,10 @@ class Scorer:
             with a reference; each (B, T).
         """
         args, fixed, is_training = self.args, {}, policy.training
-        needs_correction = args.use_vllm and args.vllm_importance_sampling_correction
-        # whether some optimiser steps on a batch start with newer weights than sampled it
-        generate_every = args.steps_per_generation * args.num_iterations
-        is_trained_again = args.gradient_accumulation_steps % generate_every != 0
+        samples_elsewhere = args.use_vllm or args.num_steps_ahead > 0
+        needs_correction = samples_elsewhere and args.vllm_importance_sampling_correction
+        # whether some optimiser steps on a batch start with newer weights than the first
+        is_trained_again = args.gradient_accumulation_steps % args.generate_every != 0
         with self._as_in_inference(policy):
             if needs_correction or is_trained_again or self.drops_out:
                 old = self.logprobs(policy, batch, is_training=is_training)
@@ -210,13 +212,19 @@ class Scorer:
 
         1 where a token is not trained or has no log-probability from vLLM.
         """
-        difference = old - batch["sampling_per_token_logps"]
-        ratio = torch.exp(torch.nan_to_num(difference * batch["tool_mask"], nan=0.0))
-        low = self.args.vllm_importance_sampling_clip_min or 0.0
-        clipped = ratio.clamp(min=low, max=self.args.vllm_importance_sampling_clip_max)
-        if self.args.vllm_importance_sampling_mode == "token_truncate":
-            return clipped
-        return ratio.masked_fill(ratio != clipped, 0.0)
+        args, trajectories = self.args, batch["trajectories"]
+        difference = (old - batch["sampling_per_token_logps"]) * batch["tool_mask"]
+        ratio = sampling_ratio(
+            torch.nan_to_num(difference, nan=0.0),
+            trajectories,
+            args.vllm_importance_sampling_mode,
+            low=args.vllm_importance_sampling_clip_min,
+            high=args.vllm_importance_sampling_clip_max,
+        )
+        is_masked = (ratio == 0.0).all(dim=1)
+        masked, everyone = {*trajectories[is_masked].tolist()}, {*trajectories.tolist()}
+        self._means.add(MASKED, len(masked - {0}), len(everyone - {0}))
+        return ratio
 
     @contextmanager
     def _reference_for(self, policy: Any) -> Iterator[Any]:
@@ -231,9 +239,10 @@ class Scorer:
             yield policy
 
     def _record_drift(self, logprobs: torch.Tensor, batch: Batch) -> None:
-        """Report how far log-probabilities (B, T) are from those recorded at sampling."""
+        """Report how far log-probabilities (B, T) are from those of sampling with these weights."""
         sampled = batch["sampling_per_token_logps"]
-        mask = batch["action_mask"] * sampled.isfinite()  # vLLM leaves some out
+        is_current = batch["staleness"] == 0
+        mask = batch["action_mask"] * sampled.isfinite() * is_current  # vLLM leaves some out
         difference = torch.where(mask.bool(), (logprobs - sampled).abs(), 0.0)
         self._means.add_mean(DRIFT, difference, mask)
         self._means.add_maximum(MAX_DRIFT, float(difference.max()))

@@ -9,7 +9,6 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 COMPILED = (
-    "train_async_with_trl.py",  # test_async_rollouts runs the same with stand-ins
     "train_on_a_ray_cluster.py",
     *("train_agents_sdk.py", "train_langgraph.py", "train_smolagents.py"),  # test_frameworks
     "workflows.py",  # test_workflows

@@ -5,9 +5,10 @@ from dataclasses import replace
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 
 from agent_trainers.policies.local import transformers_policy
-from agent_trainers.policies.policy import GenerationRequest, WaveStream
+from agent_trainers.policies.policy import GenerationRequest, VersionedPolicy, WaveStream
 from agent_trainers.policies.sampling import SamplingSettings
 from agent_trainers.policies.slots import can_serve
 from tests.agent_trainers.made import roll_out
@@ -109,3 +110,29 @@ def test_the_slot_of_an_idle_episode_is_reclaimed_without_loss(make_policy):
     stream.mark_idle(1)
     add(0)
     assert finish() == [(0, expected)]
+
+
+def test_an_unfinished_turn_continues_with_new_weights_alone(make_policy, model):
+    policy = VersionedPolicy(make_policy())
+    _, info = gym.make(ID).reset(options={"task": 0})
+    stream = policy.open_stream()
+    for key in range(2):
+        stream.add(key, GenerationRequest(
+            episode_id=key, messages=info["messages"], tools=info["tools"], previous=None,
+            rng=np.random.default_rng(key),
+        ))  # fmt: skip
+    for _ in range(5):
+        assert stream.advance() == []
+    with policy.update(version=1), torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(1.1)
+    ready = []
+    while stream.has_requests:
+        ready += stream.advance()
+    for _, turn in ready:
+        assert turn.policy_version == 0
+        ids = torch.tensor([turn.prompt_ids + turn.completion_ids])
+        scores = model(ids[:, :-1]).logits.log_softmax(-1).gather(2, ids[:, 1:, None])[0, :, 0]
+        differences = scores[-len(turn.logprobs) :] - torch.tensor(turn.logprobs)
+        assert differences[:5].abs().max() > 1e-3  # sampled before
+        assert differences[5:].abs().max() < 1e-4
