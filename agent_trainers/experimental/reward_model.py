@@ -173,7 +173,7 @@ class RewardModel(BaseJudge):
     """Probability that a trajectory succeeds, by an ensemble; a judge of the whole episode.
 
     The members' scores are in the judgement: ``judges/<name>/alpha/percent`` falls as they disagree
-    more, where the policy leaves the trajectories that they were trained on.
+    more, but also when all episodes of a batch score alike.
     """
 
     name = "reward_model"
