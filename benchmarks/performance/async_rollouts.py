@@ -95,6 +95,12 @@ class _Trained(TrainerCallback):  # type: ignore[misc]
             self.lengths += [len(t.transitions) for t in self._trainer.trajectories["train"]]
 
 
+def make_slow_env(latencies: Any) -> gym.Env[str, str]:
+    """Make the environment with a slow search; it differs in nothing else."""
+    most = gym.spec(ENVIRONMENT).max_episode_steps
+    return gym.make(SLOW, latencies=latencies, max_episode_steps=most)
+
+
 def run(kind: str, seed: int, options: argparse.Namespace) -> Run:
     """Train with rollouts of a `kind`, and evaluate."""
     drawn: list[int] = []
@@ -109,7 +115,7 @@ def run(kind: str, seed: int, options: argparse.Namespace) -> Run:
             settings["max_staleness"] = options.max_staleness
         _, config = parse_arguments([t for k, v in settings.items() for t in (f"--{k}", str(v))])
         trainer = StepGRPOTrainer(
-            str(TINY_POLICY), lambda: Counted(gym.make(SLOW, latencies=latency), drawn), config
+            str(TINY_POLICY), lambda: Counted(make_slow_env(latency), drawn), config
         )
         drawn.clear()  # of the trainer's look at the environment
         trained = _Trained(trainer)
@@ -131,17 +137,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, default=5, help="number of pairs of runs")
-    parser.add_argument("--steps", type=int, default=20, help="optimiser steps of a run")
-    parser.add_argument("--episodes", type=int, default=64, help="episodes of a step")
-    parser.add_argument("--max_staleness", type=int, default=2)
-    parser.add_argument("--latency", type=float, default=0.25, help="seconds of most calls")
+    parser.add_argument("--first_seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=28, help="optimiser steps of a run")
+    parser.add_argument("--episodes", type=int, default=32, help="episodes of a step")
+    parser.add_argument("--max_staleness", type=int, default=4)
+    parser.add_argument("--latency", type=float, default=0.5, help="seconds of most calls")
     parser.add_argument("--tasks", type=int, default=200, help="held-out tasks")
     parser.add_argument("--output", type=Path, help="JSON file of the results")
     options = parser.parse_args(arguments)
     quieten()
     sides = {
         kind: functools.partial(lambda kind, seeds: run(kind, next(seeds), options), kind, seeds)
-        for kind, seeds in (("sync", itertools.count()), ("async", itertools.count()))
+        for kind in ("sync", "async")
+        for seeds in (itertools.count(options.first_seed),)
     }
     runs = measure_interleaved(sides, options.seeds, description="runs")
     pairs = list(zip(runs["async"], runs["sync"], strict=True))

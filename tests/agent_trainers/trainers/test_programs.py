@@ -54,8 +54,9 @@ def make_trainer(make_trainer):
     return make
 
 
-def test_what_is_trained_is_what_was_sampled(make_trainer):
-    trainer = make_trainer(max_steps=2)
+@pytest.mark.parametrize("rollout", ["sync", "async"])
+def test_what_is_trained_is_what_was_sampled(make_trainer, rollout):
+    trainer = make_trainer(max_steps=2, rollout=rollout)
     trainer.train()
     logged = trainer.state.log_history[0]
     assert logged["sampling/sampling_logp_difference/max"] < 1e-4
