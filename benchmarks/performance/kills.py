@@ -11,6 +11,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -62,7 +63,19 @@ def train(folder: Path, kill_after: float | None = None) -> bool:
     """Train in another process; return whether it was killed, after these seconds of training."""
     if pid := os.fork():
         _, status = os.waitpid(pid, 0)
+        if os.WIFEXITED(status) and os.WEXITSTATUS(status):
+            text = (folder / "output.txt").read_text(encoding="utf-8")
+            raise RuntimeError(f"The run failed:\n{text[-2000:]}")
         return os.WIFSIGNALED(status)
+    try:
+        _train(folder, kill_after)
+        os._exit(0)
+    except BaseException:  # noqa: BLE001 - this process must not continue as its parent
+        traceback.print_exc()
+        os._exit(1)
+
+
+def _train(folder: Path, kill_after: float | None) -> None:
     output = os.open(folder / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
@@ -79,7 +92,6 @@ def train(folder: Path, kill_after: float | None = None) -> bool:
         signal.setitimer(signal.ITIMER_REAL, kill_after)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process at once, as SIGKILL does
     trainer.train(resume_from_checkpoint=find_checkpoint(folder)[0] is not None)
-    os._exit(0)
 
 
 def trained_episodes(folder: Path) -> list[Any]:
