@@ -52,7 +52,7 @@ def measure_memory(settings: Settings) -> dict[str, Any]:
     (``VmHWM``), on CUDA that of ``max_memory_allocated``.
     """
     sides = {
-        name: functools.partial(_peak_in_process, settings, num_steps)
+        name: functools.partial(peak_in_process, settings, num_steps)
         for name, num_steps in (("long", settings.memory_steps), ("budget", 0))
     }
     peaks = measure_interleaved(sides, max(1, settings.rounds // 2), description="memory")
@@ -88,7 +88,8 @@ def make_trajectory(lengths: Sequence[tuple[int, int]], rng: np.random.Generator
     )  # fmt: skip
 
 
-def _peak_in_process(settings: Settings, num_steps: int) -> int:
+def peak_in_process(settings: Settings, num_steps: int) -> int:
+    """Return what `_peak` does in a process of its own."""
     request = json.dumps([dataclasses.asdict(settings), num_steps])
     command = [sys.executable, "-m", "benchmarks.performance.gradients", request]
     # one heap that returns freed memory to the system, so that peaks are real

@@ -5,7 +5,7 @@ size and calls the search tool in every turn, so that both sides run the same ep
 """
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -33,6 +33,10 @@ _SIZES: Final = (
 SHAPES: Final[Mapping[str, tuple[int, ...]]] = {
     "1.5M": (192, 576, 3, 3, 3, 64),  # matrix products dominate on a CPU from about this size on
     "0.5B": (896, 4864, 24, 14, 2, 64, 151_936),  # Qwen2.5-0.5B
+    "10M": (192, 576, 4, 3, 3, 64, 49_152),  # to check the prediction of memory
+    "20M": (256, 768, 8, 4, 4, 64, 49_152),
+    "40M": (384, 1152, 12, 6, 2, 64, 49_152),
+    "70M": (512, 1536, 16, 8, 2, 64, 49_152),
     "tiny": (16, 32, 1, 2, 2, 8),  # for tests
 }
 """Sizes of Qwen3-type models; with the embedded policy's vocabulary unless given."""
@@ -111,20 +115,21 @@ def load_model(name: str, device: str, *, is_scripted: bool = False) -> Any:
     if name == EMBEDDED:
         model = AutoModelForCausalLM.from_pretrained(TINY_POLICY, dtype=dtype)
     else:
-        sizes = dict(zip(_SIZES, lookup(SHAPES, name, kind="model size"), strict=False))
         special = {f"{n}_token_id": getattr(tokenizer, f"{n}_token_id") for n in _SPECIAL}
-        config = Qwen3Config(
-            **({"vocab_size": len(tokenizer)} | sizes),
-            **special,
-            max_position_embeddings=4096,
-            tie_word_embeddings=True,
-        )
+        config = model_config(lookup(SHAPES, name, kind="model size"), len(tokenizer), **special)
         torch.manual_seed(0)
         model = Qwen3ForCausalLM(config).to(dtype)
         model.generation_config = GenerationConfig(**special)
     if is_scripted:
         follow_script(model, tokenizer)
     return model
+
+
+def model_config(shape: Sequence[int], vocabulary: int, **changes: Any) -> Qwen3Config:
+    """Return the configuration of a shape of `SHAPES`; `vocabulary` is for those without one."""
+    sizes = {"vocab_size": vocabulary} | dict(zip(_SIZES, shape, strict=False))
+    settings = {"max_position_embeddings": 32_768, "tie_word_embeddings": True}
+    return Qwen3Config(**(sizes | settings | changes))
 
 
 def follow_script(model: Any, tokenizer: Any) -> None:

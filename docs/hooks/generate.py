@@ -4,7 +4,7 @@
 Pages: one for each family of environments, their overview, and the root's CHANGELOG.md and
 CONTRIBUTING.md. Tables: a page that holds ``<!-- settings: module:Class -->`` gets a table of the
 dataclass' own fields there, one that holds ``<!-- environments -->`` a table of all ids, and one
-that holds ``<!-- gpu check -->`` what ``make gpu-check`` measured.
+that holds ``<!-- gpu check -->`` or ``<!-- memory -->`` what those commands found.
 """
 
 import dataclasses
@@ -24,12 +24,13 @@ from mkdocs.structure.pages import Page
 from notebooks import replace_notebooks
 
 from agent_envs import ENVIRONMENTS
-from benchmarks.performance import gpu_check
+from benchmarks.performance import gpu_check, memory
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = re.compile(r"<!-- settings: (?P<kind>[\w.]+:\w+)(?: only (?P<names>[\w ]+))? -->")
 ENVIRONMENT_TABLE = "<!-- environments -->"
 GPU_TABLES = "<!-- gpu check -->"
+MEMORY_TABLES = "<!-- memory -->"
 FAMILY_FOLDER = "environments/families"
 GENERATED = re.compile(
     rf"{FAMILY_FOLDER}/|project/(?:changelog|contributing|results)|"
@@ -58,6 +59,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         pages[page] = re.sub(r"\]\((\.\./)*docs/", "](../", text)
     for path, content in pages.items():
         files.append(File.generated(config, path, content=content))
+    for picture in (ROOT / "benchmarks" / "results").glob("*.png"):
+        files.append(File.generated(config, f"project/{picture.name}", abs_src_path=str(picture)))
     replace_notebooks(files, config)
     return files
 
@@ -68,6 +71,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
         page.meta["search"] = {"boost": 0.05}
     markdown = markdown.replace(ENVIRONMENT_TABLE, environment_table())
     markdown = markdown.replace(GPU_TABLES, gpu_tables())
+    markdown = markdown.replace(MEMORY_TABLES, memory_tables())
     return SETTINGS.sub(lambda match: settings_table(match["kind"], match["names"]), markdown)
 
 
@@ -117,6 +121,12 @@ def gpu_tables() -> str:
         f"{name}, {entry['model']}, {entry['date']}:\n\n{gpu_check.table(entry)}"
         for name, entry in measured.items()
     )
+
+
+def memory_tables() -> str:
+    """Return the check of the predicted memory, and the predictions."""
+    found = json.loads((ROOT / memory.RESULTS).read_text(encoding="utf-8"))
+    return f"{memory.check_table(found['checked'])}\n\n{memory.size_table(found['sizes'])}"
 
 
 def settings_table(kind: str, names: str | None) -> str:

@@ -6,8 +6,8 @@ import json
 import pytest
 
 from benchmarks import held_out
-from benchmarks.performance import gpu_check, gradients, time_to_success, training
-from benchmarks.performance.models import Settings
+from benchmarks.performance import gpu_check, gradients, memory, time_to_success, training
+from benchmarks.performance.models import Settings, model_config
 from benchmarks.performance.steps import PAIRS_PER_ROUND
 
 TINY = Settings(
@@ -19,7 +19,8 @@ TINY = Settings(
 STEP = {"time/rollout_seconds": 0.5, "time/score_seconds": 0.25, "time/train_seconds": 0.25}
 COMMANDS = [
     "credit.__main__", "held_out", "papers_real.__main__",
-    "papers_table", "performance.gpu_check", "performance.time_to_success", "performance.training",
+    "papers_table", "performance.gpu_check", "performance.memory", "performance.time_to_success",
+    "performance.training",
 ]  # fmt: skip
 
 
@@ -94,3 +95,18 @@ def test_the_figures_of_a_device_are_medians_of_its_steps(monkeypatch):
     assert "| 640 | 1,000 | 15.0% | 2.00 / 0.50 / 2.00 | 1.00 | 3.0e-01 |" in gpu_check.table(
         {"ways": {"transformers": found}}
     )
+
+
+def test_the_memory_of_a_deep_model_follows_from_two_shallow_ones(monkeypatch):
+    monkeypatch.setattr(memory, "TOKENS", 256)
+    shape = (32, 64, 7, 2, 2, 16, 64)
+    config = model_config(shape, 0)
+    for checkpoints in (False, True):
+        whole = memory.predict(config, 256, bf16=True, checkpoints=checkpoints)
+        deep = memory.predict_deep(shape, is_tied=True, checkpoints=checkpoints)
+        assert deep == (whole.num_parameters, whole.activations)
+        assert 0 < whole.activations < 1.01 * whole.peak  # which has no buffers
+    # 16 bytes per parameter: 32 GiB on two GPUs that have 20 GiB for them
+    gib = 2**30
+    assert memory.num_gpus(2 * gib, gib, 24) == 2
+    assert memory.num_gpus(2 * gib, 22 * gib, 24) is None
