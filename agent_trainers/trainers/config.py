@@ -237,9 +237,9 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
     )
     vllm_importance_sampling_mode: str = HfArg(
         default="token_truncate",
-        help="As in TRL, also for the older weights of --rollout async: importance ratios of each "
-        "token ('token_truncate', 'token_mask') or of the whole trajectory ('sequence_truncate', "
-        "'sequence_mask').",
+        help="As in TRL: importance ratios of each token ('token_truncate', 'token_mask') or of "
+        "whole trajectories ('sequence_truncate', 'sequence_mask'). With --rollout async the loss "
+        "clips ratios, and only the masks are used.",
     )
 
     merge_steps: ClassVar[bool] = True

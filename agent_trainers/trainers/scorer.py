@@ -138,6 +138,13 @@ class Scorer:
                     fixed["old_per_token_logps"] = old
                 if needs_correction:
                     fixed["importance_sampling_ratio"] = self._importance_ratio(old, batch)
+                    if args.num_steps_ahead:
+                        # Clipping around the weights that sampled keeps stale batches from
+                        # repeating the updates of the batches before.
+                        sampled = batch["sampling_per_token_logps"]
+                        fixed["old_per_token_logps"] = torch.where(sampled.isfinite(), sampled, old)
+                        kept = fixed["importance_sampling_ratio"] > 0.0
+                        fixed["importance_sampling_ratio"] = kept.to(old.dtype)
             if args.beta != 0.0:
                 with self._reference_for(policy) as reference:
                     fixed["ref_per_token_logps"] = self.logprobs(

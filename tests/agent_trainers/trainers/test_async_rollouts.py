@@ -90,6 +90,11 @@ def test_started_episodes_are_trained_in_order_although_tools_delay_some(synchro
             assert step - 2 <= versions[0] <= versions[-1] <= step
             num_versions.append(len({*versions}))
     assert max(num_versions) > 1  # an unfinished episode continued with newer weights
+    batch = trainer.last_batch.tensors
+    assert batch["staleness"].max() > 0
+    actions = batch["action_mask"].bool()  # ratios are those to the weights that sampled
+    sampled = batch["sampling_per_token_logps"][actions]
+    assert torch.equal(batch["old_per_token_logps"][actions], sampled)
     logs = trainer.state.log_history[:-1]
     assert max(log["sampling/staleness_max"] for log in logs) in (1, 2)
     assert all(log["sampling/staleness"] <= log["sampling/staleness_max"] for log in logs)
