@@ -60,7 +60,7 @@ class LearningRun:
     budget: int
     """Environment steps of training; the batch that reaches it is the last one."""
     counts_tokens: bool = False
-    """Whether `budget` is a number of sampled tokens instead; see `SampledTokens`."""
+    """Whether `budget` is a number of sampled tokens instead; see `Sampled`."""
     num_tasks: int
     """Held-out tasks per column."""
     columns: Sequence[str]
@@ -142,15 +142,22 @@ class EnvironmentStepBudget(TrainerCallback):  # type: ignore[misc]
         control.should_training_stop = self.share_spent >= 1.0 or self.has_succeeded
 
 
-class SampledTokens(Extension):
-    """Count the tokens that the policy samples in training, from every episode.
+def num_tokens(trajectory: Trajectory) -> int:
+    """Return the tokens that the policy sampled; prompts and observations do not count."""
+    return int(trajectory.usage["completion_tokens"])
 
-    Episodes that dynamic sampling discards count; prompts and observations do not.
+
+class Sampled(Extension):
+    """Count the tokens or episodes that a run samples, and the success of the episodes.
+
+    Those that dynamic sampling discards count.
     """
 
-    def __init__(self) -> None:
-        """Start at 0."""
-        self._num_new = 0
+    def __init__(self, size: Callable[[Trajectory], int] = num_tokens) -> None:
+        """Start at 0; `size` is what an episode counts."""
+        self._size = size
+        self._new: list[Trajectory] = []
+        self._success = 0.0
 
     def collect(
         self,
@@ -158,15 +165,17 @@ class SampledTokens(Extension):
         step: tuple[int, int],
         reward_factors: Mapping[str, float],
     ) -> list[Trajectory]:
-        """Collect episodes as the trainer does, and count their tokens."""
+        """Collect episodes as the trainer does, and keep them until they are counted."""
         trajectories: list[Trajectory] = self.trainer.rollouts.collectors["train"].collect(specs)
-        self._num_new += sum(trajectory.usage["completion_tokens"] for trajectory in trajectories)
+        self._new += trajectories
         return trajectories
 
     def last_batch(self) -> tuple[int, float]:
-        """Return the tokens since the last call, and the success of the last batch."""
-        num_tokens, self._num_new = self._num_new, 0
-        return num_tokens, batch_of(self.trainer)[1]
+        """Return the size of the episodes since the last call, and the last mean success."""
+        new, self._new = self._new, []
+        if new:  # a batch may serve several optimiser steps
+            self._success = statistics.fmean(each.success for each in new)
+        return sum(map(self._size, new)), self._success
 
 
 class NaiveRAG(PolicyWrapper):
@@ -244,8 +253,13 @@ def train(spec: LearningRun, folder: Path) -> tuple[Any, dict[str, Any]]:
     return trainer.model, {"curve": budget.curve, "clip_ratio": sum(clipped) / len(clipped)}
 
 
-def prepare(spec: LearningRun, folder: Path) -> tuple[Any, EnvironmentStepBudget]:
-    """Return the trainer of a run, and the callback that ends it."""
+def prepare(
+    spec: LearningRun, folder: Path, counter: Sampled | None = None
+) -> tuple[Any, EnvironmentStepBudget]:
+    """Return the trainer of a run, and the callback that ends it.
+
+    The budget is one of environment steps, or of what `counter` counts.
+    """
     method = ["--algorithm", "grpo" if spec.method == "trl" else spec.method]
     if spec.start is not None:
         method += ["--model", spec.start]
@@ -264,9 +278,10 @@ def prepare(spec: LearningRun, folder: Path) -> tuple[Any, EnvironmentStepBudget
     if spec.counts_tokens:
         if spec.method == "trl":
             raise ConfigurationError("counts_tokens: TRL's trainer discards the tokens it sampled.")
-        tokens = SampledTokens()
-        tokens.attach(trainer)
-        last_batch = tokens.last_batch
+        counter = Sampled()
+    if counter is not None:
+        counter.attach(trainer)
+        last_batch = counter.last_batch
     num_batches = math.ceil(spec.window / spec.num_episodes)
     budget = EnvironmentStepBudget(spec.budget, last_batch, spec.until, num_batches)
     trainer.add_callback(budget)

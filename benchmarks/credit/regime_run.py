@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from transformers import TrainerCallback
 
+from agent_trainers import TINY_POLICY
 from agent_trainers.cli.environments import inspect_environment
 from agent_trainers.policies.local import transformers_policy
 from agent_trainers.policies.models import load_model, load_tokenizer
@@ -18,7 +19,7 @@ from agent_trainers.recipes import find_turn_length
 from agent_trainers.rollout.evaluation import evaluate_policy
 from agent_trainers.tiny_policy.make import EnvironmentSource, make_tiny_policy
 from benchmarks.credit.policies import train_until
-from benchmarks.learning_run import MAX_NEW_TOKENS, LearningRun, prepare
+from benchmarks.learning_run import MAX_NEW_TOKENS, LearningRun, Sampled, prepare
 
 NUM_START_TASKS: Final = 300
 """Held-out tasks on which a start policy is evaluated."""
@@ -62,8 +63,9 @@ def run_cell(spec: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return the result of a cell; everything printed goes to ``log.txt``.
 
     Args:
-        spec: Name and number of a ``start`` with the regime's ``env`` and ``env_kwargs``; or a
-            `LearningRun` as ``run``.
+        spec: Name and number of a ``start`` with the regime's ``env`` and ``env_kwargs``; instead
+            of a name the `LearningRun` that makes it, or None for the embedded policy. Or a
+            `LearningRun` as ``run``, whose budget is one of episodes with ``counts_episodes``.
         folder: Folder for the log and the policy.
     """
     torch.set_num_threads(1)
@@ -77,16 +79,21 @@ def run_cell(spec: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         if "start" in spec:
             result = _make_start(spec, folder)
         else:
-            result = _train(LearningRun(**spec["run"]), folder)
+            counter = Sampled(lambda _: 1) if spec.get("counts_episodes") else None
+            result = _train(LearningRun(**spec["run"]), folder, counter)
     return {**result, "seconds": round(time.process_time() - started, 1)}
 
 
 def _make_start(spec: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    policy, seed = folder / "policy", START_SEED + spec["number"]
-    if not policy.exists():
+    policy, seed = folder / "policy", START_SEED + spec.get("number", 0)
+    if spec["start"] is None:
+        policy = Path(TINY_POLICY)
+    elif not policy.exists():
         unfinished = folder / "unfinished"
         shutil.rmtree(unfinished, ignore_errors=True)
-        if spec["start"] in BY_REWARD:
+        if isinstance(spec["start"], Mapping):
+            train_until(LearningRun(**spec["start"]), unfinished)
+        elif spec["start"] in BY_REWARD:
             run = LearningRun(
                 method="grpo", seed=seed, budget=20_000, num_tasks=0, columns=(),
                 learning_rate=1e-4, num_episodes=64, env_kwargs={"max_episode_steps": 3},
@@ -112,8 +119,8 @@ def _make_start(spec: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     }
 
 
-def _train(run: LearningRun, folder: Path) -> dict[str, Any]:
-    trainer, steps = prepare(run, folder)
+def _train(run: LearningRun, folder: Path, counter: Sampled | None) -> dict[str, Any]:
+    trainer, steps = prepare(run, folder, counter)
     divergence = UpdateKL(trainer)
     trainer.add_callback(divergence)
     trainer.train()

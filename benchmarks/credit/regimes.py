@@ -6,12 +6,13 @@ start with every seed, and writes ``regimes.md``. Results are kept in ``--work``
 resumes.
 """
 
+import contextlib
 import json
 import math
 import re
 import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -136,12 +137,17 @@ class RegimesArguments:
         for name in self.regimes:
             lookup(REGIMES, name, kind="regime")
         check_range(self, "at least 1", "jobs")
-        if shared := set(self.seeds) & set(self.tuning_seeds):
-            raise ConfigurationError(f"--tuning_seeds: {sorted(shared)} are seeds of runs, too.")
-        if len(self.seeds) > MAX_EXACT_PERMUTATION:
-            raise ConfigurationError(
-                f"--seeds: the exact test takes at most {MAX_EXACT_PERMUTATION} seeds."
-            )
+        check_seeds(self.seeds, self.tuning_seeds)
+
+
+def check_seeds(seeds: Sequence[int], tuning_seeds: Sequence[int]) -> None:
+    """Raise a `ConfigurationError` if seeds are used twice, or are too many for the test."""
+    if shared := set(seeds) & set(tuning_seeds):
+        raise ConfigurationError(f"--tuning_seeds: {sorted(shared)} are seeds of runs, too.")
+    if len(seeds) > MAX_EXACT_PERMUTATION:
+        raise ConfigurationError(
+            f"--seeds: the exact test takes at most {MAX_EXACT_PERMUTATION} seeds."
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -153,18 +159,7 @@ def _run(arguments: list[str]) -> None:
     options = parse(
         arguments, RegimesArguments, program=PROGRAM, description=(__doc__ or "").split("\n\n")[0]
     )
-    with (
-        Grid(options.work) as grid,
-        # Processes run several cells: importing the libraries takes as long as a short run.
-        ProcessPoolExecutor(
-            options.jobs, mp_context=get_context("spawn"), max_tasks_per_child=10
-        ) as pool,
-    ):
-
-        def compute(name: str, spec: Mapping[str, Any]) -> Result:
-            return pool.submit(run_cell, spec, grid.work.resolve() / name).result()
-
-        run = partial(grid.run, compute=compute, jobs=options.jobs)
+    with running_cells(options.work, options.jobs) as run:
         starts = run(start_cells(options))
         tuned = run(run_cells(options, options.starts[:1], options.tuning_seeds))
         rates = choose_rates(options, tuned)
@@ -176,6 +171,21 @@ def _run(arguments: list[str]) -> None:
         "tuning": {name: [r["kl"], r["seconds"]] for name, r in tuned.items()}, "runs": results,
     }  # fmt: skip
     report(options, results, rates, facts)
+
+
+@contextlib.contextmanager
+def running_cells(work: str, jobs: int) -> Iterator[Callable[[Cells], dict[str, Result]]]:
+    """Yield a function that computes the missing cells of a work folder and returns all results."""
+    with (
+        Grid(work) as grid,
+        # Processes run several cells: importing the libraries takes as long as a short run.
+        ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), max_tasks_per_child=10) as pool,
+    ):
+
+        def compute(name: str, spec: Mapping[str, Any]) -> Result:
+            return pool.submit(run_cell, spec, grid.work.resolve() / name).result()
+
+        yield partial(grid.run, compute=compute, jobs=jobs)
 
 
 def start_cells(options: RegimesArguments) -> Cells:

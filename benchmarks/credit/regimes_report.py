@@ -90,33 +90,35 @@ def mean_steps(rows: Sequence[Sequence[Steps]], budget: int) -> Interval:
     )
 
 
-def predictions(outcomes: Outcomes, budget: int, predicted: Sequence[tuple[str, str]]) -> list[str]:
+def predictions(
+    outcomes: Outcomes, budget: int, predicted: Sequence[tuple[str, str]], unit: str = "steps"
+) -> list[str]:
     """Return for each predicted pair, faster arm first, whether the means agree."""
     means = {arm: mean_steps(rows, budget).mean for arm, rows in outcomes.items()}
     return [
-        f"*{fast}* needs at most the steps of *{slow}*: "
+        f"*{fast}* needs at most the {unit} of *{slow}*: "
         + ("held" if means[fast] <= means[slow] else "**did not hold**")
         + f" ({means[fast]:,.0f} and {means[slow]:,.0f})."
         for fast, slow in predicted
     ]
 
 
-def verdict(found: Comparison, num_seeds: int, num_starts: int) -> str:
+def verdict(found: Comparison, num_seeds: int, num_starts: int, unit: str = "steps") -> str:
     """Return a comparison in words."""
     seeds, starts = found.num_fewer
     difference = found.difference
-    size = f"{difference.mean:+,.0f} steps"
+    size = f"{difference.mean:+,.0f} {unit}"
     if math.isfinite(difference.high):
         size += f" [{difference.low:+,.0f}, {difference.high:+,.0f}]"
     text = f"*{found.arm}* and *{BASELINE}*: no significant difference"
     if found.p_value < ALPHA:
-        text = f"*{found.arm}* needs {'fewer' if difference.mean < 0 else 'more'} steps than "
+        text = f"*{found.arm}* needs {'fewer' if difference.mean < 0 else 'more'} {unit} than "
         text += f"*{BASELINE}*"
     p_value = p_value_text(found.p_value)
     p_text = f"p = {p_value}" if p_value[0] != "<" else f"p {p_value}"
     return (
-        f"{text} ({p_text}): {size}, fewer with {seeds} of {num_seeds} seeds and {starts} of "
-        f"{num_starts} start policies."
+        f"{text} ({p_text}): {size}, fewer with {seeds} of {num_seeds} seeds"
+        + (f" and {starts} of {num_starts} start policies." if num_starts > 1 else ".")
         + ("" if found.detectable is None else f" Detectable: {found.detectable:,.0f}.")
     )
 
@@ -128,6 +130,7 @@ def regime_section(
     *,
     facts: Mapping[str, Any],
     predicted: Sequence[tuple[str, str]],
+    unit: str = "steps",
 ) -> str:
     """Return table, comparisons and predictions of a regime as Markdown.
 
@@ -141,12 +144,13 @@ def regime_section(
             f"{sum(run is None for run in runs)} of {len(runs)}",
             f"{facts['rates'][arm]:g}", f"{facts['kl'][arm]:.4f}",
         ])  # fmt: skip
-    header = ["arm", "steps to 50 %", "never", "learning rate", "KL"]
+    header = ["arm", f"{unit} to 50 %", "never", "learning rate", "KL"]
     first = next(iter(outcomes.values()))
     found = compare(outcomes, budget)
-    items = [verdict(one, len(first), len(first[0])) for one in found]
+    items = [verdict(one, len(first), len(first[0]), unit) for one in found]
     if predicted:
-        items += [f"Predicted: {line}" for line in predictions(outcomes, budget, predicted)]
+        held_or_not = predictions(outcomes, budget, predicted, unit)
+        items += [f"Predicted: {line}" for line in held_or_not]
     else:
         held = all(one.p_value >= ALPHA for one in found)
         items.append(f"Predicted: all tie: {'held' if held else '**did not hold**'}.")
@@ -156,7 +160,10 @@ def regime_section(
     return f"## {name}\n\n{facts['description']}\n\n{markdown_table(header, lines)}\n\n{bullets}"
 
 
-def draw(path: Path, outcomes: Mapping[str, Outcomes], budgets: Mapping[str, int]) -> None:
+def draw(
+    path: Path, outcomes: Mapping[str, Outcomes], budgets: Mapping[str, int],
+    unit: str = "environment steps",
+) -> None:  # fmt: skip
     """Draw the steps to 50 % of every run, by regime and arm; hollow if it never got there."""
     from matplotlib.figure import Figure
 
@@ -174,7 +181,7 @@ def draw(path: Path, outcomes: Mapping[str, Outcomes], budgets: Mapping[str, int
             axes.scatter(mean_steps(rows, budgets[regime]).mean, y, marker="|", s=300, color="k")
         axes.set_yticks(range(len(arms)), list(arms))
         axes.invert_yaxis()
-        axes.set(title=regime, xlabel="environment steps to 50 %", xlim=(0, None))
+        axes.set(title=regime, xlabel=f"{unit} to 50 %", xlim=(0, None))
     figure.savefig(path, dpi=120)
 
 

@@ -18,7 +18,7 @@ from benchmarks.claims import (
     judge,
     learning_run,
 )
-from benchmarks.learning_run import EnvironmentStepBudget, LearningRun, SampledTokens, run
+from benchmarks.learning_run import EnvironmentStepBudget, LearningRun, Sampled, run
 
 FACTORS = ("advantage_estimator", "importance_sampling_level", "loss_denominator")
 
@@ -135,30 +135,26 @@ def test_the_page_holds_verdict_power_and_a_command_for_each_claim(tmp_path, mon
     assert done == []
 
 
-def test_tokens_of_discarded_episodes_are_counted_and_each_batch_once():
-    def episodes(*counts):
+@pytest.mark.parametrize(("counter", "total"), [(Sampled(), 26), (Sampled(lambda _: 1), 4)])
+def test_discarded_episodes_count_and_each_batch_counts_once(counter, total):
+    def episodes(*counts, success):
         return [
-            SimpleNamespace(
-                usage={"completion_tokens": count}, transitions=[0], start=0, success=True
-            )
-            for count in counts
+            SimpleNamespace(usage={"completion_tokens": count}, success=success) for count in counts
         ]
 
-    batches = iter([episodes(5, 6), episodes(7, 8)])
+    batches = iter([episodes(5, 6, success=False), episodes(7, 8, success=True)])
     collector = SimpleNamespace(collect=lambda specs: next(batches))
     trainer = SimpleNamespace(
-        extensions=[], keeping_state={}, trajectories={"train": episodes(7, 8)},
-        rollouts=SimpleNamespace(collectors={"train": collector}),
-    )  # fmt: skip
-    tokens = SampledTokens()
-    tokens.attach(trainer)
+        extensions=[], keeping_state={}, rollouts=SimpleNamespace(collectors={"train": collector})
+    )
+    counter.attach(trainer)
     for _ in range(2):  # a batch, and its replacement by dynamic sampling
-        tokens.collect([], (0, 0), {})
-    budget = EnvironmentStepBudget(30, tokens.last_batch)
+        counter.collect([], (0, 0), {})
+    budget = EnvironmentStepBudget(30, counter.last_batch)
     control = SimpleNamespace(should_training_stop=False)
     for _ in range(2):  # two optimiser steps on it
         budget.on_step_end(None, None, control)
-    assert budget.curve == [(26, 1.0), (26, 1.0)]
+    assert budget.curve == [(total, 0.5), (total, 0.5)]
     assert not control.should_training_stop
 
 

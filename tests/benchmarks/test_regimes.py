@@ -130,6 +130,23 @@ def test_the_report_says_what_was_found_and_whether_it_was_predicted():
                                        facts=facts, predicted=[])  # fmt: skip
 
 
+class Pool:
+    """Runs what is submitted at once, in this process."""
+
+    def __init__(self, *_, **__):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def submit(self, function, *arguments):
+        result = function(*arguments)
+        return type("Done", (), {"result": lambda self: result})()
+
+
 def test_a_stopped_call_resumes_and_the_report_is_complete(tmp_path, monkeypatch):
     """Fake runs: every arm reaches 50 % after as many steps as its name is long."""
     done = []
@@ -140,20 +157,6 @@ def test_a_stopped_call_resumes_and_the_report_is_complete(tmp_path, monkeypatch
             return {"success": 0.01, "seconds": 1.0}
         steps = 1000 * len(spec["run"]["method"])
         return {"curve": [(steps, 0.9)], "kl": [0.01], "steps": steps, "seconds": 2.0}
-
-    class Pool:
-        def __init__(self, *_, **__):
-            pass
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            pass
-
-        def submit(self, function, *arguments):
-            result = function(*arguments)
-            return type("Done", (), {"result": lambda self: result})()
 
     monkeypatch.setattr(regimes, "ProcessPoolExecutor", Pool)
     monkeypatch.setattr(regimes, "run_cell", fake)
