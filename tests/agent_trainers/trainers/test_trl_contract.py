@@ -33,6 +33,7 @@ OVERRIDDEN = {
     "_set_signature_columns_if_needed": "",
     "create_optimizer": "model",
     "evaluate": "eval_dataset ignore_keys metric_key_prefix",
+    "get_batch_samples": "epoch_iterator num_batches device",
     "save_model": "output_dir _internal_call",
     "train": "resume_from_checkpoint trial ignore_keys_for_eval",
     "training_step": "model inputs num_items_in_batch",
