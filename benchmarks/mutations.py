@@ -39,7 +39,9 @@ MODULES: Final[Mapping[str, str]] = {
     "agent_trainers/algorithms/gae.py": "agent_trainers/algorithms/test_advantages.py",
     "agent_trainers/algorithms/group_estimators.py": "agent_trainers/algorithms",
     "agent_trainers/gateway/session.py": "agent_trainers/gateway/test_requests.py",
-    "agent_trainers/policies/sampling.py": "agent_trainers/policies/test_policy.py",
+    "agent_trainers/policies/sampling.py": (
+        "agent_trainers/policies/test_policy.py agent_trainers/policies/test_slots.py"
+    ),
     f"{_BOARD}/records/sealing.py": "agent_leaderboard/test_sealing.py",
     f"{_BOARD}/verify/claims.py": "agent_leaderboard/test_verify.py",
 }
@@ -49,6 +51,12 @@ EXPLAINED: Final[Mapping[str, str]] = {
     "if number > 0:": "equivalent: a number of actions is never negative",
     "{found[-300:]}": "only how much of a long value an error shows",
     "float(num_right == len(cited)": "equivalent for >=: no more facts are right than are cited",
+    "file.read(1 << 20)": "only how much is read at once",
+    "_NONCE: Final = 16": "a longer nonce is the same one with more of the ciphertext",
+    "@functools.lru_cache": "only speed",
+    "disable_compile=True": "only speed",
+    "pad_token_id: int = 0": "any token will do where the mask is 0",
+    "torch.full_like(scores, -torch.inf)": "any finite score of the one token that can be drawn",
     "@dataclass(frozen=True": "nothing changes a record, so whether it is frozen shows nowhere",
 }
 """Why mutants of a line survive, by a part of the line."""

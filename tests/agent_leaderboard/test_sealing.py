@@ -18,7 +18,7 @@ from agent_leaderboard.play.episodes import Replayer, _error
 from agent_leaderboard.play.run import run
 from agent_leaderboard.records.manifest import EnvironmentRecord
 from agent_leaderboard.records.results import episode_seed, read_run
-from agent_leaderboard.records.sealing import MARK, MIN_BYTES, Seal, data_seal, episode_place
+from agent_leaderboard.records.sealing import MARK, MIN_BYTES, Seal, _pad, data_seal, episode_place
 from agent_leaderboard.verify.verify import _check_environment
 from agent_trainers.trajectory import StopReason, Trajectory
 from tests.agent_leaderboard.runs import read_rows, write_config
@@ -75,6 +75,10 @@ def test_padding_hides_lengths_up_to_a_power_of_two():
     short = [f"<answer>{x}</answer>" for x in ("no", "yes", "7", "123456", "x" * 90, "x" * 200)]
     assert len({size(text) for text in short}) == 1
     assert size("x" * MIN_BYTES) > size("")
+    # four bytes of length, then a power of two
+    assert [len(_pad("x" * n)) for n in (0, 252, 253, 508, 509, 1020)] == [
+        256, 256, 512, 512, 1024, 1024,
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import torch
 from agent_envs import ConfigurationError
 from agent_trainers.policies import Generation, Policy, PolicyWrapper, ScriptedPolicy, Usage
 from agent_trainers.policies.policy import ConcurrentStream
-from agent_trainers.policies.sampling import draw
+from agent_trainers.policies.sampling import SamplingSettings, draw
 from agent_trainers.trajectory import StopReason
 from tests.agent_trainers.made import roll_out
 
@@ -67,3 +67,18 @@ def test_every_token_of_a_large_vocabulary_has_its_own_share_of_the_points():
     points = (tokens.double() + 1e-3) / size
     drawn, _ = draw(torch.zeros(1, size).expand(len(tokens), -1), points)
     assert drawn.tolist() == tokens.tolist()
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_truncated"),
+    [
+        ({}, False), ({"temperature": 0.7}, False), ({"temperature": 0.0}, True),
+        ({"top_p": 0.9}, True), ({"top_k": 1}, True), ({"min_p": 0.1}, True),
+        ({"repetition_penalty": 0.9}, True), ({"repetition_penalty": 1.1}, True),
+    ],
+)  # fmt: skip
+def test_a_cut_distribution_is_not_that_of_the_model(changes, is_truncated):
+    settings = SamplingSettings(max_new_tokens=1, eos_token_ids=(), **changes)
+    assert settings.is_truncated is is_truncated
+    unchanged = {"temperature": 1.0, "top_p": 1.0, "top_k": 0.0, "min_p": 0.0}
+    assert settings.distribution == unchanged | {"repetition_penalty": 1.0} | changes
