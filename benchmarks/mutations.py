@@ -56,6 +56,7 @@ EXPLAINED: Final[Mapping[str, str]] = {
     "@functools.lru_cache": "only speed",
     "disable_compile=True": "only speed",
     "pad_token_id: int = 0": "any token will do where the mask is 0",
+    "tokens.clamp_(max=scores.size(-1)": "equivalent: dimension 1 of two is the last one",
     "torch.full_like(scores, -torch.inf)": "any finite score of the one token that can be drawn",
     "@dataclass(frozen=True": "nothing changes a record, so whether it is frozen shows nowhere",
 }
