@@ -14,7 +14,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -26,6 +28,8 @@ from agent_envs.errors import AgentEnvsError, ConfigurationError
 Spec = Any
 """The JSON value that determines the result of a cell."""
 Result = dict[str, Any]
+Cells = dict[str, dict[str, Any]]
+"""Specifications of cells by key."""
 RESULTS_FILE: Final = "results.jsonl"
 SETTINGS_FILE: Final = "settings.json"
 _LOG_LINES: Final = 5
@@ -196,6 +200,38 @@ class Grid:
             raise
         finally:
             signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def running_cells(
+    work: str, jobs: int, run_cell: Callable[[Mapping[str, Any], Path], Result]
+) -> Iterator[Callable[[Cells], dict[str, Result]]]:
+    """Yield a function that computes the missing cells of a work folder and returns all results.
+
+    `run_cell` gets a specification and the folder of the cell, in a process of several.
+    """
+    with (
+        Grid(work) as grid,
+        # Processes run several cells: importing the libraries takes as long as a short run.
+        ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), max_tasks_per_child=10) as pool,
+    ):
+
+        def compute(name: str, spec: Mapping[str, Any]) -> Result:
+            return pool.submit(run_cell, spec, grid.work.resolve() / name).result()
+
+        yield partial(grid.run, compute=compute, jobs=jobs)
+
+
+@contextlib.contextmanager
+def output_in_log(folder: Path) -> Iterator[None]:
+    """Make the folder, and append everything printed to its ``log.txt``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (
+        (folder / "log.txt").open("a") as log,
+        contextlib.redirect_stdout(log),
+        contextlib.redirect_stderr(log),
+    ):
+        yield
 
 
 def read_json(path: Path, default: Any) -> Any:

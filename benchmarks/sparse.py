@@ -17,8 +17,8 @@ from transformers.hf_argparser import HfArg
 
 from agent_envs.core.command_line import check_range
 from agent_trainers.cli.arguments import parse, run_command
-from benchmarks.credit.regime_run import START_SEED
-from benchmarks.credit.regimes import Cells, check_seeds, mean_kl, running_cells
+from benchmarks.credit.regime_run import START_SEED, run_cell
+from benchmarks.credit.regimes import check_seeds, mean_kl
 from benchmarks.credit.regimes_report import (
     BASELINE,
     HALF,
@@ -27,7 +27,7 @@ from benchmarks.credit.regimes_report import (
     draw,
     regime_section,
 )
-from benchmarks.grid import Result
+from benchmarks.grid import Cells, Result, running_cells
 from benchmarks.learning_run import MULTI_HOP, LearningRun
 from benchmarks.papers_table import POWER, run_facts, write_page
 
@@ -91,7 +91,7 @@ def _run(arguments: list[str]) -> None:
     options = parse(
         arguments, SparseArguments, program=PROGRAM, description=(__doc__ or "").split("\n\n")[0]
     )
-    with running_cells(options.work, options.jobs) as run:
+    with running_cells(options.work, options.jobs, run_cell) as run:
         tuning = [(TUNED_ON, seed) for seed in options.tuning_seeds]
         reported = [(start, seed) for start in STARTS for seed in options.seeds]
         starts = run(start_cells([*tuning, *reported]))

@@ -5,7 +5,6 @@ after the last page only. The embedded policy is warm-started on demonstrations 
 the wanted fact in some of the cases.
 """
 
-import contextlib
 import itertools
 import json
 import shutil
@@ -13,10 +12,8 @@ import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -39,7 +36,7 @@ from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.evaluation import evaluate_policy, plan_samples
 from agent_trainers.tiny_policy.make import write_recipe
 from agent_trainers.trajectory import TRAJECTORIES_FILE, save_trajectories
-from benchmarks.grid import Grid, Result
+from benchmarks.grid import Result, output_in_log, running_cells
 from benchmarks.learning_run import LearningRun, prepare
 from benchmarks.papers_table import mean_text, run_facts, write_page
 
@@ -163,22 +160,14 @@ def _run(arguments: list[str]) -> None:
     options = parse(
         arguments, SummariesArguments, program=PROGRAM, description=(__doc__ or "").split("\n")[0]
     )
-    with (
-        Grid(options.work) as grid,
-        # processes run several cells: importing the libraries takes as long as a short run
-        ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool,
-    ):
-
-        def compute(name: str, spec: Mapping[str, Any]) -> Result:
-            return pool.submit(run_cell, spec, grid.work.resolve() / name).result()
-
-        start = grid.run({"start": {}}, compute)["start"]
+    with running_cells(options.work, options.jobs, run_cell) as run:
+        start = run({"start": {}})["start"]
         cells = {
             f"{arm}-{seed}": {"arm": arm, "run": asdict(learning_run(arm, seed, options))}
             for arm in options.arms
             for seed in options.seeds
         }
-        found = grid.run(json.loads(json.dumps(cells)), compute, jobs=options.jobs)
+        found = run(json.loads(json.dumps(cells)))
     results = {arm: [found[f"{arm}-{seed}"] for seed in options.seeds] for arm in options.arms}
     facts = run_facts(PROGRAM, arguments, options, [start, *found.values()])
     text = _markdown(start["arms"], results, facts)
@@ -200,12 +189,7 @@ def run_cell(spec: Mapping[str, Any], folder: Path) -> Result:
     """Make and evaluate the start policy, or train an arm; everything printed goes to a log."""
     torch.set_num_threads(1)
     started = time.process_time()
-    folder.mkdir(parents=True, exist_ok=True)
-    with (
-        (folder / "log.txt").open("a") as log,
-        contextlib.redirect_stdout(log),
-        contextlib.redirect_stderr(log),
-    ):
+    with output_in_log(folder):
         if "run" not in spec:
             model = _make_start(folder)
             result: Result = {"arms": {arm: evaluate(model, arm, seed=0) for arm in ARMS}}

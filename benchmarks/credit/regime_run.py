@@ -1,6 +1,5 @@
 """One cell of the comparison by regime: make and evaluate a start policy, or train from one."""
 
-import contextlib
 import shutil
 import time
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from agent_trainers.recipes import find_turn_length
 from agent_trainers.rollout.evaluation import evaluate_policy
 from agent_trainers.tiny_policy.make import EnvironmentSource, make_tiny_policy
 from benchmarks.credit.policies import train_until
+from benchmarks.grid import output_in_log
 from benchmarks.learning_run import MAX_NEW_TOKENS, LearningRun, Sampled, prepare
 
 NUM_START_TASKS: Final = 300
@@ -70,12 +70,7 @@ def run_cell(spec: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """
     torch.set_num_threads(1)
     started = time.process_time()
-    folder.mkdir(parents=True, exist_ok=True)
-    with (
-        (folder / "log.txt").open("a") as log,
-        contextlib.redirect_stdout(log),
-        contextlib.redirect_stderr(log),
-    ):
+    with output_in_log(folder):
         if "start" in spec:
             result = _make_start(spec, folder)
         else:

@@ -6,17 +6,14 @@ start with every seed, and writes ``regimes.md``. Results are kept in ``--work``
 resumes.
 """
 
-import contextlib
 import json
 import math
 import re
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,7 +32,7 @@ from benchmarks.credit.regimes_report import (
     draw,
     regime_section,
 )
-from benchmarks.grid import Grid, Result
+from benchmarks.grid import Cells, Result, running_cells
 from benchmarks.learning_run import LONG_HORIZON, MULTI_HOP, LearningRun
 from benchmarks.papers_table import POWER, run_facts, write_page
 
@@ -107,7 +104,6 @@ REGIMES: Final[Mapping[str, Regime]] = {
 }  # fmt: skip
 Rates = dict[str, dict[str, float]]
 """Learning rate by regime and arm."""
-Cells = dict[str, dict[str, Any]]
 
 
 @dataclass
@@ -159,7 +155,7 @@ def _run(arguments: list[str]) -> None:
     options = parse(
         arguments, RegimesArguments, program=PROGRAM, description=(__doc__ or "").split("\n\n")[0]
     )
-    with running_cells(options.work, options.jobs) as run:
+    with running_cells(options.work, options.jobs, run_cell) as run:
         starts = run(start_cells(options))
         tuned = run(run_cells(options, options.starts[:1], options.tuning_seeds))
         rates = choose_rates(options, tuned)
@@ -171,21 +167,6 @@ def _run(arguments: list[str]) -> None:
         "tuning": {name: [r["kl"], r["seconds"]] for name, r in tuned.items()}, "runs": results,
     }  # fmt: skip
     report(options, results, rates, facts)
-
-
-@contextlib.contextmanager
-def running_cells(work: str, jobs: int) -> Iterator[Callable[[Cells], dict[str, Result]]]:
-    """Yield a function that computes the missing cells of a work folder and returns all results."""
-    with (
-        Grid(work) as grid,
-        # Processes run several cells: importing the libraries takes as long as a short run.
-        ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), max_tasks_per_child=10) as pool,
-    ):
-
-        def compute(name: str, spec: Mapping[str, Any]) -> Result:
-            return pool.submit(run_cell, spec, grid.work.resolve() / name).result()
-
-        yield partial(grid.run, compute=compute, jobs=jobs)
 
 
 def start_cells(options: RegimesArguments) -> Cells:

@@ -40,6 +40,7 @@ from benchmarks.performance.models import PEAK_FLOPS, load_model, load_tokenizer
 
 NUM_EPISODES: Final = 64
 """Episodes of an optimiser step, over all processes."""
+SERVER: Final = "vLLM, server"
 SERVER_SECONDS: Final = 300
 PHASES: Final = ("rollout", "score", "train")
 DRIFT: Final = "sampling/sampling_logp_difference/max"
@@ -81,20 +82,18 @@ class Meter(Extension):
 
 def ways(num_gpus: int, *, has_vllm: bool) -> dict[str, tuple[str, ...] | str]:
     """Return the options of each way to train, or the reason why it cannot be measured here."""
-    found: dict[str, tuple[str, ...] | str] = {
-        "transformers": (),
-        "vLLM, colocated": _COLOCATED,
-        "vLLM, colocated, sleep mode": (*_COLOCATED, "--vllm_enable_sleep_mode", "true"),
-        "vLLM, server": ("--use_vllm", "--vllm_mode", "server"),
-        "FSDP2, vLLM colocated": ("--accelerate_config", "fsdp2", *_COLOCATED),
+    no_gpu = "" if num_gpus else "needs a GPU"
+    no_second = "needs a second GPU" if num_gpus == 1 else ""
+    no_vllm = "" if has_vllm else "needs vLLM, which `make gpu-check` installs"
+    sleeping = (*_COLOCATED, "--vllm_enable_sleep_mode", "true")
+    found: dict[str, tuple[tuple[str, ...], str]] = {
+        "transformers": ((), ""),
+        "vLLM, colocated": (_COLOCATED, no_vllm),
+        "vLLM, colocated, sleep mode": (sleeping, no_vllm or no_gpu),
+        SERVER: (("--use_vllm", "--vllm_mode", "server"), no_vllm or no_second),
+        "FSDP2, vLLM colocated": (("--accelerate_config", "fsdp2", *_COLOCATED), no_vllm or no_gpu),
     }
-    if not num_gpus:
-        found |= dict.fromkeys(list(found)[2::2], "needs a GPU")
-    if num_gpus == 1:
-        found["vLLM, server"] = "needs a second GPU"
-    if not has_vllm:
-        found |= dict.fromkeys(list(found)[1:], "needs vLLM, which `make gpu-check` installs")
-    return found
+    return {way: missing or options for way, (options, missing) in found.items()}
 
 
 def measure(grid: Grid, way: str, options: Sequence[str], model: str, steps: int) -> dict[str, Any]:
@@ -111,7 +110,7 @@ def measure(grid: Grid, way: str, options: Sequence[str], model: str, steps: int
         "--use_cpu", str(not num_gpus), "--bf16", str(bool(num_gpus)),
     ]  # fmt: skip
     with contextlib.ExitStack() as stack:
-        if way == "vLLM, server":
+        if way == SERVER:
             url = stack.enter_context(serve(model, folder))
             command += ["--vllm_server_base_url", url, "--vllm_group_port", str(free_port())]
         grid.command(command, folder)

@@ -4,6 +4,7 @@ from statistics import NormalDist
 import pytest
 
 from agent_envs.errors import ConfigurationError, UnknownNameError
+from benchmarks import grid
 from benchmarks.credit import regimes
 from benchmarks.credit.regimes import (
     REGIMES,
@@ -130,6 +131,19 @@ def test_the_report_says_what_was_found_and_whether_it_was_predicted():
                                        facts=facts, predicted=[])  # fmt: skip
 
 
+def fake_run_cell(done, steps_per_letter):
+    """Fake runs: every method reaches 50 % after as many steps as its name is long."""
+
+    def fake(spec, folder):
+        done.append(folder)
+        if "start" in spec:
+            return {"success": 0.01, "seconds": 1.0}
+        steps = steps_per_letter * len(spec["run"]["method"])
+        return {"curve": [(steps, 0.9)], "kl": [0.01], "steps": steps, "seconds": 2.0}
+
+    return fake
+
+
 class Pool:
     """Runs what is submitted at once, in this process."""
 
@@ -148,17 +162,9 @@ class Pool:
 
 
 def test_a_stopped_call_resumes_and_the_report_is_complete(tmp_path, monkeypatch):
-    """Fake runs: every arm reaches 50 % after as many steps as its name is long."""
     done = []
-
-    def fake(spec, folder):
-        done.append(folder)
-        if "start" in spec:
-            return {"success": 0.01, "seconds": 1.0}
-        steps = 1000 * len(spec["run"]["method"])
-        return {"curve": [(steps, 0.9)], "kl": [0.01], "steps": steps, "seconds": 2.0}
-
-    monkeypatch.setattr(regimes, "ProcessPoolExecutor", Pool)
+    fake = fake_run_cell(done, steps_per_letter=1000)
+    monkeypatch.setattr(grid, "ProcessPoolExecutor", Pool)
     monkeypatch.setattr(regimes, "run_cell", fake)
     options = ["--seeds", "1", "2", "--starts", "1", "--regimes", "step", "--jobs", "1",
                "--work", str(tmp_path / "work"), "--output", str(tmp_path)]  # fmt: skip

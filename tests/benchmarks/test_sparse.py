@@ -3,11 +3,10 @@ import json
 import pytest
 
 from agent_envs.errors import ConfigurationError
-from benchmarks import sparse
-from benchmarks.credit import regimes
+from benchmarks import grid, sparse
 from benchmarks.credit.regime_run import run_cell
 from benchmarks.sparse import ARMS, STARTS, SparseArguments, cell_name, choose_rates
-from tests.benchmarks.test_regimes import Pool
+from tests.benchmarks.test_regimes import Pool, fake_run_cell
 
 
 def test_arms_differ_in_the_method_alone_and_only_the_answer_pays():
@@ -44,18 +43,10 @@ def test_seeds_of_runs_do_not_choose_learning_rates():
 
 
 def test_a_stopped_call_resumes_and_the_report_is_complete(tmp_path, monkeypatch):
-    """Fake runs: every method reaches 50 % after 100 episodes per letter of its name."""
     done = []
-
-    def fake(spec, folder):
-        done.append(folder)
-        if "start" in spec:
-            return {"success": 0.01, "seconds": 1.0}
-        steps = 100 * len(spec["run"]["method"])
-        return {"curve": [(steps, 0.9)], "kl": [0.01], "steps": steps, "seconds": 2.0}
-
-    monkeypatch.setattr(regimes, "ProcessPoolExecutor", Pool)
-    monkeypatch.setattr(regimes, "run_cell", fake)
+    fake = fake_run_cell(done, steps_per_letter=100)
+    monkeypatch.setattr(grid, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(sparse, "run_cell", fake)
     options = ["--seeds", "1", "2", "--work", str(tmp_path / "work"), "--output", str(tmp_path)]
     sparse.main(options)
     # tuning: starts and rates with two seeds; then three starts, of which one has no seeds
