@@ -26,6 +26,7 @@ ENVIRONMENTS: Final = (
     _spec("2WikiMultihopQA", "qa.datasets:TwoWikiMultihopQAEnv", 6),
     _spec("MuSiQue", "qa.datasets:MuSiQueEnv", 6),
     _spec("ClaimVerification", "qa.claims:ClaimVerificationEnv", 12),
+    _spec("ClaimReview", "qa.claim_review:ClaimReviewEnv", 16),
     _spec("Bamboogle", "qa.datasets:BamboogleEnv", 5),
     _spec("NaturalQuestions", "qa.datasets:NaturalQuestionsEnv", 5),
     _spec("TriviaQA", "qa.datasets:TriviaQAEnv", 5),

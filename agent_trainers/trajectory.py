@@ -76,7 +76,7 @@ class Transition:
 
     @property
     def role(self) -> str:
-        """Role of a program that acted; empty without roles."""
+        """Role that acted, in a program or an environment; empty without roles."""
         return str(self.info.get("agent_role", ""))
 
     @property

@@ -152,6 +152,7 @@ EXAMPLE_ROWS = {
     "HotpotQA": HOTPOT_ROWS,
     "2WikiMultihopQA": TWO_WIKI_ROWS,
     "ClaimVerification": [*HOTPOT_ROWS, *TWO_WIKI_ROWS],
+    "ClaimReview": [*HOTPOT_ROWS, *TWO_WIKI_ROWS],
     "MuSiQue": MUSIQUE_ROWS,
     "Bamboogle": BAMBOOGLE_ROWS,
     "GSM8K": GSM8K_ROWS,

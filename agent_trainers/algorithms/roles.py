@@ -1,12 +1,12 @@
 """Credit by role: each role of an episode is compared with the same role in its group.
 
-An episode is split into one part for each role. A shared reward counts for every role, at its last
-step before the reward, so the return of a role's step is that of the episode from there on. A
-reward with an owner counts for that role alone.
+An episode is split into one part for each role. A shared reward term counts for every role, at its
+last step before the reward, so the return of a role's step is that of the episode from there on. A
+term with an owner counts for that role alone.
 
 An episode with roles is a dataclass with the fields of `Episode`, ``roles`` and ``reward_owners``
-of shape (S,) (``""`` without roles, None for a reward of all), and ``frozen_roles``, which are not
-trained.
+of shape (S,) (``""`` without roles; the role that owns a term, by its name), and ``frozen_roles``,
+which are not trained.
 """
 
 from collections import Counter
@@ -53,12 +53,15 @@ def take_apart(episode: Any) -> list[Any]:
             continue
         steps = [t for t, name in enumerate(episode.roles) if name == role]
         rewards, reward_terms = [0.0] * len(steps), [Counter[str]() for _ in steps]
-        for t, owner in enumerate(episode.reward_owners):
+        for t, owners in enumerate(episode.reward_owners):
             before = sum(step <= t for step in steps)  # earlier rewards are not its own
-            if before and owner in (None, role):
-                rewards[before - 1] += episode.rewards[t]
-                for name, value in episode.reward_terms[t].items():
-                    reward_terms[before - 1][name] += value
+            if not before:
+                continue
+            terms = episode.reward_terms[t]
+            own = {name: terms[name] for name in terms if owners.get(name, role) == role}
+            rewards[before - 1] += episode.rewards[t] if own == terms else sum(own.values())
+            for name, value in own.items():
+                reward_terms[before - 1][name] += value
         parts.append(
             replace(
                 episode,

@@ -74,8 +74,8 @@ class EpisodeSummary:
     """First step not shared with the episode that this one branched off."""
     roles: tuple[str, ...] = ()
     """Role of each step; ``""`` without roles."""
-    reward_owners: tuple[str | None, ...] = ()
-    """Role that owns the reward of each step; None for all."""
+    reward_owners: tuple[Mapping[str, str], ...] = ()
+    """Role that owns a reward term, by its name, for each step; all share the others."""
     frozen_roles: frozenset[str] = frozenset()
     """Roles that are not trained."""
     env: str = ""
@@ -144,9 +144,7 @@ def summarise(
         timings=dict(trajectory.timings),
         start=trajectory.start,
         roles=tuple(t.role for t in trajectory.transitions),
-        reward_owners=tuple(
-            t.role if t.info.get("owns_reward") else None for t in trajectory.transitions
-        ),
+        reward_owners=tuple(t.info.get("reward_owners", {}) for t in trajectory.transitions),
         frozen_roles=frozenset(t.role for t in trajectory.transitions if t.is_frozen),
         env=trajectory.env,
         judgements=tuple(t.info.get("judgements", {}) for t in trajectory.transitions),

@@ -235,7 +235,7 @@ def _reward_episode(session: Session, outcome: Outcome) -> Trajectory:
             step,
             reward=rewards[role],
             reward_terms={"outcome": rewards[role]},
-            info={**step.info, "owns_reward": True},
+            info={**step.info, "reward_owners": {"outcome": role}},
         )
     return trajectory
 

@@ -23,7 +23,7 @@ class Played:
 
     def __post_init__(self):
         for name, value in (
-            ("reward_owners", None), ("lengths", 1), ("anchors", "x"), ("states", "x"),
+            ("reward_owners", {}), ("lengths", 1), ("anchors", "x"), ("states", "x"),
         ):  # fmt: skip
             if getattr(self, name) is None:
                 object.__setattr__(self, name, [value] * len(self.rewards))
@@ -52,9 +52,29 @@ def test_each_role_earns_what_the_episode_earned_from_its_step_on():
 
 def test_a_reward_of_a_roles_own_counts_for_it_alone():
     episode = Played([0.0, -0.5, 1.0], ["solver", "critic", "solver"])
-    episode = replace(episode, reward_owners=[None, "critic", "solver"])
+    episode = replace(episode, reward_owners=[{}, {"all": "critic"}, {"all": "solver"}])
     solver, critic = take_apart(episode)
     assert (solver.rewards, critic.rewards) == ([0.0, 1.0], [-0.5])
+
+
+def test_a_step_may_hold_shared_terms_and_terms_of_its_role():
+    episode = Played([0.0, 1.25], ["critic", "solver"])
+    terms = [{}, {"outcome": 1.0, "progress": 0.25}]
+    episode = replace(episode, reward_terms=terms, reward_owners=[{}, {"progress": "solver"}])
+    critic, solver = take_apart(episode)
+    assert (critic.rewards, solver.rewards) == ([1.0], [1.25])
+    assert (critic.reward_terms, solver.reward_terms) == ([{"outcome": 1.0}], [terms[1]])
+
+
+def test_each_role_has_its_own_baseline():
+    # The outcome comes with the solver's verdict; a wrong review costs the critic .5.
+    owners = [{}, {"all": "critic"}]
+    episodes = [
+        Played([1.0, 0.0], ["solver", "critic"], reward_owners=owners),
+        Played([0.0, -0.5], ["solver", "critic"], reward_owners=owners),
+    ]
+    # Means: solver 1/2, critic -1/4.
+    assert [a.tolist() for a in compare(episodes, "dr_grpo")] == [[0.5, 0.25], [-0.5, -0.25]]
 
 
 def test_roles_are_compared_with_their_own_kind():
