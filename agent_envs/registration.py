@@ -40,6 +40,7 @@ ENVIRONMENTS: Final = (
     _spec("TextWorld", "games.text_world:TextWorldEnv", 20),
     _spec("ALFWorld", "games.text_world:ALFWorldEnv", 30),
     _spec("ScienceWorld", "games.science_world:ScienceWorldEnv", 200),
+    _spec("TextWorldExpress", "games.text_world_express:TextWorldExpressEnv", 50),
     _spec("WebShop", "web.web_shop:WebShopEnv", 15),
     _spec("BFCL", "functions.bfcl:BFCLEnv", 60),
     _spec("Tau2Retail", "dialogue.tau2:Tau2RetailEnv", 50),

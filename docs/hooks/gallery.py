@@ -30,6 +30,7 @@ EXTRAS: Final = {
     "textworld": ("TextWorld",),
     "alfworld": ("ALFWorld",),
     "scienceworld": ("ScienceWorld",),
+    "textworldexpress": ("TextWorldExpress",),
     "webshop": ("WebShop",),
     "bfcl": ("BFCL",),
     "tau2": ("Tau2Retail", "Tau2Airline"),

@@ -1,16 +1,19 @@
 """ScienceWorld: experiments of elementary school in a text world."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from agent_envs.core.lookup import lookup
-from agent_envs.core.rewards import Earnings, final_metric, format_term, noted_terms
+from agent_envs.core.rewards import Earnings
 from agent_envs.core.tasks import Task
-from agent_envs.core.tool import Tool, ToolError
-from agent_envs.core.tool_env import ToolEnv
-from agent_envs.envs.games.science_engine import Game, GameSpec, gold_actions, require_java
+from agent_envs.envs.games.java_games import Game, JavaGameEnv, Simulator, require_java
 from agent_envs.errors import ConfigurationError
 
+SIMULATOR: Final = Simulator(
+    "AgentR1/ScienceWorld-v0", "scienceworld", "scienceworld",
+    "scienceworld.runtime.pythonapi.PythonInterface", has_global_generator=True,
+)  # fmt: skip
 VARIATIONS: Final[Mapping[str, int]] = {
     "boil": 30, "change-the-state-of-matter-of": 30, "chemistry-mix": 32,
     "chemistry-mix-paint-secondary-color": 36, "chemistry-mix-paint-tertiary-color": 36,
@@ -36,11 +39,45 @@ SIMPLIFICATIONS: Final = (
     "easy", "teleportAction", "openDoors", "openContainers", "selfWateringFlowerPots",
     "noElectricalAction",
 )  # fmt: skip
-MAX_COMMAND_CHARS: Final = 500
-TOO_LONG_TEXT: Final = f"A command has {MAX_COMMAND_CHARS} characters at most."
 
 
-class ScienceWorldEnv(ToolEnv):
+class GameSpec(NamedTuple):
+    """Arguments of the simulator for one game, as the package names them."""
+
+    task: str
+    variation: int
+    simplifications: str
+    """Separated by commas."""
+
+
+class ScienceWorldGame(Game):
+    """A game of ScienceWorld; its score is below 0 when it is lost."""
+
+    simulator = SIMULATOR
+
+    def start_calls(self) -> Sequence[Callable[[Any], Any]]:
+        return lambda interface: interface.load(*self.spec, False), lambda game: game.reset()
+
+    def step(self, interface: Any, action: str) -> tuple[str, float, bool]:
+        text = interface.step(action)
+        score = round(100 * interface.getScore())
+        return text, score, bool(interface.getCompleted()) or score < 0
+
+
+@functools.lru_cache(maxsize=1024)
+def gold_actions(spec: GameSpec) -> tuple[str, ...]:
+    """Return the package's own solution of a game, up to where it is solved."""
+    solver, game = ScienceWorldGame(spec), ScienceWorldGame(spec)
+    solver.ask(lambda interface: interface.load(*spec, True))
+    actions = solver.ask(lambda interface: list(interface.getGoldActionSequence()))
+    for number, action in enumerate(actions, start=1):
+        *_, is_over = game.act(action)
+        if is_over:
+            return tuple(actions[:number])
+    return tuple(actions)
+
+
+class ScienceWorldEnv(JavaGameEnv):
     """ScienceWorld (Wang et al., 2022, arXiv 2203.07540; package ``scienceworld``).
 
     Task: an experiment in a simulated house, such as to boil water or to find an animal; 30 kinds
@@ -57,16 +94,9 @@ class ScienceWorldEnv(ToolEnv):
     Version history: v0, first version.
     """
 
-    reward_functions = {
-        "solved": final_metric("success"),
-        **noted_terms("score_gain"),
-        "format": format_term,
-    }
     default_rewards = {"solved": 1.0, "score_gain": 1.0, "format": 0.02}
     term_earnings = {"score_gain": Earnings((1.0, 1.0), (-1.0, 0.99))}
-    outcome_terms = frozenset({"solved"})
-    tool_signatures = ("act(command)",)
-    metric_names = ("success", "score", *ToolEnv.metric_names)
+    full_score = 100
     data_source = "the package `scienceworld`; licence: Apache-2.0"
     not_in_snapshots = frozenset({"_games", "_simplifications"})
     default_system_prompt = (
@@ -98,7 +128,7 @@ class ScienceWorldEnv(ToolEnv):
                 about electricity cannot be solved with ``"noElectricalAction"``.
             shared: Arguments of `ToolEnv`.
         """
-        require_java()
+        require_java(SIMULATOR)
         names = (task,) if isinstance(task, str) else tuple(VARIATIONS if task is None else task)
         start, stop = lookup(_SPLITS, split, kind="split")
         chosen = [simplifications] if isinstance(simplifications, str) else list(simplifications)
@@ -113,7 +143,7 @@ class ScienceWorldEnv(ToolEnv):
             self._games += [(name, variation) for variation in own]
         if not self._games:
             raise ConfigurationError(f"task={task!r}, variations={variations} select no game.")
-        super().__init__(default_tools=[Tool(self.act, timeout=None)], **shared)
+        super().__init__(**shared)
 
     @property
     def num_tasks(self) -> int:
@@ -121,45 +151,13 @@ class ScienceWorldEnv(ToolEnv):
 
     def get_task(self, index: int) -> Task:
         name, variation = self._games[index]
-        self._game = Game(GameSpec(name, variation, self._simplifications))
+        self._game = ScienceWorldGame(GameSpec(name, variation, self._simplifications))
         scene = [self._read(part) for part in ("TaskDesc", "Look", "Inventory")]
         task_id = f"scienceworld-{name}-{variation}"
         return Task(id=task_id, question="\n\n".join(scene), answers=())
 
-    def begin_episode(self) -> None:
-        self.score = 0
-        """The package's score: up to 100; below 0 when the game is lost."""
-        self._is_completed = False
-
-    def act(self, command: str) -> str:
-        """Do something in the game.
-
-        Args:
-            command: For example "open door to kitchen" or "pick up thermometer".
-        """
-        if len(command) > MAX_COMMAND_CHARS:
-            raise ToolError(TOO_LONG_TEXT)
-        if self._is_completed:
-            raise ToolError("The game is over.")
-        text, score, self._is_completed = self._game.act(command.replace("\n", " "))
-        self.noted["score_gain"] += (score - self.score) / 100
-        self.score = score
-        return text.strip()
-
     def _read(self, part: str) -> str:
         return self._game.ask(lambda game: str(getattr(game, f"freeAction{part}")())).strip()
 
-    def is_finished(self) -> bool:
-        return self._is_completed
-
-    def metrics(self) -> dict[str, float]:
-        own = {"success": float(self.score == 100), "score": self.score / 100}
-        return own | super().metrics()
-
     def reference_actions(self) -> list[str]:
         return [self.write_call("act", command=action) for action in gold_actions(self._game.spec)]
-
-    def close(self) -> None:
-        if hasattr(self, "_game"):
-            self._game.close()
-        super().close()

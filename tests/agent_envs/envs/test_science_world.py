@@ -5,7 +5,8 @@ import gymnasium as gym
 import pytest
 
 from agent_envs import MissingExtraError, UnknownNameError
-from agent_envs.envs.games import science_engine
+from agent_envs.envs.games.java_games import require_java, shared_engine, stop_engine
+from agent_envs.envs.games.science_world import SIMULATOR
 from tests.agent_envs.envs.playing import call
 
 ID = "AgentR1/ScienceWorld-v0"
@@ -15,12 +16,11 @@ TASK = "find-non-living-thing"  # the shortest
 @pytest.fixture(scope="module", autouse=True)
 def _java():
     try:
-        science_engine.require_java()
+        require_java(SIMULATOR)
     except MissingExtraError as error:
         pytest.skip(str(error))
     yield
-    for engine in science_engine._engines:
-        engine.stop()
+    stop_engine(SIMULATOR)
 
 
 def make(task=TASK, index=0, **kwargs):
@@ -97,11 +97,11 @@ def test_a_dead_java_process_is_replaced():
     actions = env.unwrapped.reference_actions()
     expected = run(twin, actions)
     run(env, actions[:2])
-    process = science_engine._shared_engine()._process
+    process = shared_engine(SIMULATOR)._process
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert run(env, actions[2:]) == expected[2:]
-    assert science_engine._shared_engine()._process.pid != process.pid
+    assert shared_engine(SIMULATOR)._process.pid != process.pid
 
 
 def test_wrong_arguments_are_errors(monkeypatch):
