@@ -120,6 +120,14 @@ ENVIRONMENTS: Final[Mapping[str, Environment]] = {
         # one of four doors decides: half of the right turns are a success of 62 %
         make_start=partial(_make_own, p_correct_turn=0.1),
     ),
+    "coin": Environment(
+        "AgentR1/TextWorldExpress-v0",
+        {
+            "game": "coin", "parameters": {"numLocations": 6, "includeDoors": 0}, "detours": True,
+            "tool_format": "tags", "rewards": {"solved": 1.0}, "max_episode_steps": 8,
+        },
+        make_start=partial(_make_own, num_tasks=400, num_steps=80),
+    ),
     "long horizon, outcome": Environment(
         LONG_HORIZON, {"rewards": {"all_correct": 1.0}}, start_of="long horizon",
         num_episodes=32, learning_rate=3e-4,

@@ -211,6 +211,14 @@ class Game:
         self.actions.append(action)
         return outcome
 
+    def act_until_over(self, actions: Sequence[str]) -> list[str]:
+        """Take actions until the game is over; return those that were taken."""
+        for number, action in enumerate(actions, start=1):
+            *_, is_over = self.act(action)
+            if is_over:
+                return list(actions[:number])
+        return list(actions)
+
     def ask(self, call: Callable[[Any], T], number: int = 0) -> T:
         """Return the result of a call of the package's interface; `number` is part of the seed.
 

@@ -67,14 +67,10 @@ class ScienceWorldGame(Game):
 @functools.lru_cache(maxsize=1024)
 def gold_actions(spec: GameSpec) -> tuple[str, ...]:
     """Return the package's own solution of a game, up to where it is solved."""
-    solver, game = ScienceWorldGame(spec), ScienceWorldGame(spec)
+    solver = ScienceWorldGame(spec)
     solver.ask(lambda interface: interface.load(*spec, True))
     actions = solver.ask(lambda interface: list(interface.getGoldActionSequence()))
-    for number, action in enumerate(actions, start=1):
-        *_, is_over = game.act(action)
-        if is_over:
-            return tuple(actions[:number])
-    return tuple(actions)
+    return tuple(ScienceWorldGame(spec).act_until_over(actions))
 
 
 class ScienceWorldEnv(JavaGameEnv):

@@ -67,8 +67,8 @@ class TextWorldExpressGame(Game):
         is_over = result["tasksuccess"] or result["taskfailure"] or result["score"] >= 1.0
         return result["observation"], result["score"], is_over
 
-    def solution(self) -> list[str]:
-        """Return a solution of the package's agent, which walks at random, without its detours."""
+    def solution(self, *, detours: bool) -> list[str]:
+        """Return a solution of the package's agent, which walks at random."""
         gateway = self.gateway
         make_agent = getattr(gateway.jvm.textworldexpress.goldagent, _AGENTS[self.spec.game])
         for seed in range(_MAX_ATTEMPTS):
@@ -79,18 +79,18 @@ class TextWorldExpressGame(Game):
             for each in (house, agent, random, found):
                 gateway.detach(each)
             if path:
-                return self._without_detours(path)
+                game = TextWorldExpressGame(self.spec)
+                return game.act_until_over(path) if detours else game._without_detours(path)
         raise DataError(f"{self.spec}: the package's agent solved it in none of its attempts.")
 
     def _without_detours(self, path: Sequence[str]) -> list[str]:
-        """Return the path without loops between the actions that are more than a walk."""
-        game = TextWorldExpressGame(self.spec)
-        game.ask(lambda interface: None)  # starts it
-        here = _room_of(game.first_text)
+        """Take the path; return it without loops between the actions that are more than a walk."""
+        self.ask(lambda interface: None)  # starts it
+        here = _room_of(self.first_text)
         walk: dict[str, list[tuple[str, str, str]]] = {here: []}  # ways from the last such action
         closed, shorter = set(), []
         for action in path:
-            text, *_ = game.act(action)
+            text, *_ = self.act(action)
             verb, _, direction = action.rpartition(" ")
             if verb == "move":
                 there = _room_of(text)
@@ -135,7 +135,7 @@ class TextWorldExpressEnv(JavaGameEnv):
     term_earnings = {"score_gain": SCORE}
     full_score = 1
     data_source = "the package `textworld-express`; licence: Apache-2.0"
-    not_in_snapshots = frozenset({"_arguments", "_family", "_first_seed"})
+    not_in_snapshots = frozenset({"_arguments", "_detours", "_family", "_first_seed"})
     default_system_prompt = (
         "You are in a house and have a task. Act by one command after the other: look around, "
         "inventory, move DIRECTION, open door to DIRECTION, examine OBJ, open OBJ, close OBJ, take "
@@ -149,6 +149,7 @@ class TextWorldExpressEnv(JavaGameEnv):
         game: str = "cookingworld",
         split: str = "train",
         parameters: Mapping[str, int] | None = None,
+        detours: bool = False,
         **shared: Any,
     ) -> None:
         """Choose the games.
@@ -158,9 +159,12 @@ class TextWorldExpressEnv(JavaGameEnv):
             split: The package's ``"train"``, ``"dev"`` or ``"test"``.
             parameters: Some of the package's parameters of the game, see `GAMES`; such as
                 ``{"numLocations": 5, "includeDoors": 0}`` for five rooms without doors.
+            detours: Whether reference actions keep the detours of the package's agent: they show
+                how to explore, but may need more turns than the limit.
             shared: Arguments of `ToolEnv`.
         """
         require_java(SIMULATOR)
+        self._detours = detours
         values = dict(lookup(GAMES, game, kind="game"))
         for name, value in (parameters or {}).items():
             lookup(values, name, kind=f"parameter of the game {game!r}")
@@ -192,5 +196,5 @@ class TextWorldExpressEnv(JavaGameEnv):
         return super().act(command)
 
     def reference_actions(self) -> list[str]:
-        actions = TextWorldExpressGame(self._game.spec).solution()
+        actions = TextWorldExpressGame(self._game.spec).solution(detours=self._detours)
         return [self.write_call("act", command=action) for action in actions]

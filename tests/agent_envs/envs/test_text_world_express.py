@@ -103,6 +103,20 @@ def test_reference_actions_solve_tasks_of_other_sizes(game, parameters):
     assert env.reset(options={"task": 7})[1]["task_id"] == f"twx-{game}-{values}-train-7"
 
 
+def test_reference_actions_can_keep_the_detours_of_the_packages_agent(game):
+    direct = gym.make(ID, game=game)
+    walking = gym.make(ID, game=game, detours=True, max_episode_steps=-1)
+    lengths = [0, 0]
+    for task in range(4):
+        assert solve(walking, task)[1]["metrics"]["success"] == 1.0
+        direct.reset(options={"task": task})
+        paths = [env.unwrapped.reference_actions() for env in (direct, walking)]
+        taken = [[action for action in path if "take" in action] for path in paths]
+        assert taken[0] == taken[1]
+        lengths = [total + len(path) for total, path in zip(lengths, paths, strict=True)]
+    assert lengths[0] < lengths[1]
+
+
 def test_reference_actions_are_the_same_in_every_process(game):
     script = (
         "import sys, gymnasium as gym, agent_envs; env = gym.make(*sys.argv[1:2], game=sys.argv[2])"
