@@ -146,6 +146,7 @@ ARGUMENTS: Final[Mapping[str, Any]] = {
     "context": _one_of(*CONTEXTS) | Annotated[dict[str, _PLAIN], AfterValidator(_check_context)],
     "corpus": _several(_FILE),
     "data": _several(_FILE),
+    "detours": _FLAG,
     "difficulty": _several(_number(1, 10)),
     "every_injection": _FLAG,
     "game": _several(_FILE) | _one_of(*GAMES),
