@@ -98,13 +98,30 @@ class TrainerGenerator:
         assert self.ahead is not None
         with self.ahead.update(self._trainer.state.global_step):
             if self._copy is None:
-                self._load_vllm()
+                with self._paused_server():
+                    self._load_vllm()
                 return
             for copied, weight in zip(
                 self._copy.parameters(), self.model.parameters(), strict=True
             ):
                 if copied is not weight:
                     copied.copy_(weight)
+
+    @contextmanager
+    def _paused_server(self) -> Iterator[None]:
+        """Freeze the requests that vLLM's server is at work on: it cannot load weights beside them.
+
+        TRL's asynchronous trainer does the same.
+        """
+        if not self._trainer.accelerator.is_main_process:  # which sends the weights, too
+            yield
+            return
+        client = self._trainer.vllm_generation.vllm_client
+        client._post(f"{client.base_url}/pause", params={"mode": "keep"})
+        try:
+            yield
+        finally:
+            client._post(f"{client.base_url}/resume")
 
     def make_ahead_policy(self, tools: Schemas) -> VersionedPolicy:
         """Make the policy of rollouts in another thread, with a copy of the trained weights.

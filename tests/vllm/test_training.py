@@ -70,6 +70,16 @@ def test_server_samples_with_the_current_weights(server, tmp_path):
     assert max(drifts) < 1e-3
 
 
+def test_server_takes_weights_while_rollouts_run_ahead(server, tmp_path):
+    """Six updates arrive amid requests; the last ones are sampled with weights that moved."""
+    options = {"vllm_server_base_url": server, "vllm_group_port": free_port()}
+    options |= {"rollout": "async", "max_staleness": 2, "max_steps": 6, "learning_rate": 0.01}
+    drifts, moved = train(str(TINY_POLICY), tmp_path, vllm_mode="server", **options)
+    assert moved > 1e-3
+    assert len(drifts) == 6
+    assert max(drifts) < 0.5  # of tokens sampled with the weights of up to three updates before
+
+
 def test_the_default_run_ends_as_on_transformers(tmp_path):
     command = [
         sys.executable, "-m", "agent_trainers.cli.train", "--use_vllm", "--vllm_mode", "colocate",
