@@ -4,6 +4,8 @@ Padding, caches and TRL's fused head give most models the scores of a row alone,
 attend to later tokens, count positions without a mask, or transform hidden states in their head.
 """
 
+import functools
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
@@ -117,3 +119,18 @@ def without_router_loss(model: Any) -> dict[str, bool]:
     """
     config = getattr(model, "module", model).config.get_text_config()
     return {"output_router_logits": False} if hasattr(config, "output_router_logits") else {}
+
+
+def cache_argument(model: Any, cache: Any) -> dict[str, Any]:
+    """Return the argument that passes a cache to a model, which may have adapters.
+
+    transformers 5.24 calls it ``cache``; earlier versions and other models ``past_key_values``.
+    """
+    inner = getattr(model, "get_base_model", lambda: model)()
+    return {_cache_name(type(inner)): cache}
+
+
+@functools.cache
+def _cache_name(model_class: type) -> str:
+    names = inspect.signature(model_class.forward).parameters  # type: ignore[attr-defined]
+    return "cache" if "cache" in names else "past_key_values"

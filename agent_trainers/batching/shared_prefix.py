@@ -15,7 +15,12 @@ from transformers import DynamicCache
 
 from agent_envs.errors import ConfigurationError
 from agent_trainers.batching.micro_batch import RowGroups, group_rows, pick_rows
-from agent_trainers.batching.probe import Probe, without_dropout, without_router_loss
+from agent_trainers.batching.probe import (
+    Probe,
+    cache_argument,
+    without_dropout,
+    without_router_loss,
+)
 
 MIN_SAVED_SHARE: Final = 0.1
 """Below this share of all tokens the second pass costs more than it saves (measured: at 0.2 the
@@ -92,7 +97,8 @@ def can_share(model: Any) -> bool:
     return (
         has_plain_attention(config)
         and not getattr(config, "attention_dropout", 0.0)  # each row would have had its own
-        and not getattr(model, "is_gradient_checkpointing", False)  # it keeps no keys and values
+        # Checkpointing keeps no keys and values.
+        and not any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
     )
 
 
@@ -180,8 +186,8 @@ def forward_shared(
     body(
         input_ids=rows["prompt_ids"][groups.firsts, :-1],  # (U, P - 1)
         attention_mask=rows["prompt_mask"][groups.firsts, :-1],
-        past_key_values=cache,
         use_cache=True,
+        **cache_argument(body, cache),
         **before,
     )
     _hand_out(cache, groups.group)
@@ -191,9 +197,9 @@ def forward_shared(
     output = model(
         input_ids=input_ids,  # (B, 1 + T)
         attention_mask=mask,
-        past_key_values=cache,
         labels=labels,
         fused_lm_head=True,
+        **cache_argument(body, cache),
         **after,
         **without_router_loss(model),
     )

@@ -15,7 +15,7 @@ import torch
 from torch.nn.functional import pad
 
 from agent_trainers.batching.micro_batch import pack
-from agent_trainers.batching.probe import Probe, supports, without_router_loss
+from agent_trainers.batching.probe import Probe, cache_argument, supports, without_router_loss
 from agent_trainers.batching.shared_prefix import has_plain_attention
 from agent_trainers.policies.guided import Guide
 from agent_trainers.policies.policy import GenerationRequest, GenerationStream, StreamedResult
@@ -137,9 +137,9 @@ def forward_slots(
         input_ids=torch.tensor(input_ids, device=device),
         attention_mask=mask,
         position_ids=positions,
-        past_key_values=cache,
         use_cache=True,
         logits_to_keep=1,
+        **cache_argument(model, cache),
         **without_router_loss(model),
     ).logits
     return logits
