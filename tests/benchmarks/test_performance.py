@@ -99,7 +99,7 @@ def test_the_figures_of_a_device_are_medians_of_its_steps(monkeypatch):
 
 def test_the_memory_of_a_deep_model_follows_from_two_shallow_ones(monkeypatch):
     monkeypatch.setattr(memory, "TOKENS", 256)
-    shape = (32, 64, 7, 2, 2, 16, 64)
+    shape = (32, 64, 4, 2, 2, 16, 64)
     config = model_config(shape, 0)
     for checkpoints in (False, True):
         whole = memory.predict(config, 256, bf16=True, checkpoints=checkpoints)
