@@ -20,7 +20,7 @@ from benchmarks.papers_real.questions import prepare_questions
 from benchmarks.papers_real.report import write_report
 
 PROGRAM: Final = "python -m benchmarks.papers_real"
-_MAY_CHANGE: Final = frozenset({"rows", "seeds", "work", "output"})
+_MAY_CHANGE: Final = frozenset({"rows", "seeds", "jobs", "work", "output"})
 """Options that may change between calls; the cells depend on all others."""
 
 
@@ -41,11 +41,16 @@ def _run(arguments: list[str]) -> None:
         questions = prepare_questions(options, grid.work / "questions")
         runner = CellRunner(grid, options)
         try:
-            grid.run(
-                dict.fromkeys(cells),
-                lambda key, _: runner.compute(cells[key]),
-                after_each=lambda: _report(grid, options, questions, command),
-            )
+            for is_trained in (False, True):  # the trained ones start from the warm start
+                part = [
+                    k for k, cell in cells.items() if (cell.row.kind == "trained") is is_trained
+                ]
+                grid.run(
+                    dict.fromkeys(part),
+                    lambda key, _: runner.compute(cells[key]),
+                    jobs=options.jobs,
+                    after_each=lambda: _report(grid, options, questions, command),
+                )
         finally:
             _report(grid, options, questions, command)
 

@@ -122,7 +122,9 @@ class PapersRealArguments(QuestionArguments):
     num_tried: int = HfArg(
         default=32, help="Training questions that choose naive RAG's number of passages."
     )
-    max_completion_length: int = HfArg(default=256, help="Longest turn in tokens.")
+    max_completion_length: int = HfArg(
+        default=96, help="Longest turn in tokens; that of a reference has 97 of SmolLM2's."
+    )
     batch_size: int = HfArg(
         default=32,
         help="Episodes of an optimiser step, and of a test batch. Where train_options spread a "
@@ -133,6 +135,7 @@ class PapersRealArguments(QuestionArguments):
     )
     warm_start_options: str = HfArg(default="", help="Further options of agent-r1-sft, one text.")
     train_options: str = HfArg(default="", help="Further options of agent-r1-train, as one text.")
+    jobs: int = HfArg(default=2, help="Cells at the same time, on one core each.")
     work: str = HfArg(default="runs/papers_real", help="Folder of the runs.")
     output: str = HfArg(default="benchmarks/results", help="Folder of the table.")
 
@@ -143,7 +146,7 @@ class PapersRealArguments(QuestionArguments):
             ConfigurationError: If one is out of range.
         """
         super().__post_init__()
-        names = ("budget", "num_demonstrations", "num_tried", "batch_size")
+        names = ("budget", "num_demonstrations", "num_tried", "batch_size", "jobs")
         check_range(self, "at least 1", *names)
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise ConfigurationError(f"--seeds: give at least one, and each once: {self.seeds}")

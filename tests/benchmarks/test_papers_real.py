@@ -120,7 +120,7 @@ def test_the_command_trains_tests_and_resumes(sources, in_process, monkeypatch, 
     files = itertools.chain.from_iterable((f"--{n}", *paths) for n, paths in sources.items())
     arguments = [
         *files, "--model", model, "--seeds", "1", "--budget", "8", "--batch_size", "4",
-        "--num_demonstrations", "2", "--num_tried", "1", "--num_test", "1",
+        "--num_demonstrations", "2", "--num_tried", "1", "--num_test", "1", "--jobs", "1",
         "--max_completion_length", "4", "--rows", "naive RAG", "warm start", "RLOO",
         "--warm_start_options", "--max_length 4000", "--train_options", "--num_generations 2",
         "--work", str(tmp_path / "work"), "--output", str(tmp_path / "out"),
