@@ -127,10 +127,10 @@ def cache_argument(model: Any, cache: Any) -> dict[str, Any]:
     transformers 5.24 calls it ``cache``; earlier versions and other models ``past_key_values``.
     """
     inner = getattr(model, "get_base_model", lambda: model)()
-    return {_cache_name(type(inner)): cache}
+    return {_cache_name(type(inner).forward): cache}
 
 
 @functools.cache
-def _cache_name(model_class: type) -> str:
-    names = inspect.signature(model_class.forward).parameters  # type: ignore[attr-defined]
+def _cache_name(forward: Callable[..., Any]) -> str:
+    names = inspect.signature(forward).parameters
     return "cache" if "cache" in names else "past_key_values"
