@@ -1,11 +1,14 @@
 """Parts of commands: JSON options, ranges of numbers, and one-line errors."""
 
+import argparse
 import contextlib
 import json
+import logging
 import math
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import gymnasium as gym
 import pydantic
@@ -25,6 +28,21 @@ _RANGES: Final[Mapping[str, Callable[[Any], bool]]] = {
     "more than 1": lambda value: value > 1,
     "positive": lambda value: value > 0,
 }
+
+
+class CommandLineParser(argparse.ArgumentParser):
+    """A parser that prints errors without the usage, which can be long."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the error, and exit with code 2."""
+        self.exit(2, f"{self.prog}: {message}\nAll options: {self.prog} --help\n")
+
+
+def positive_int(text: str) -> int:
+    """Read a number of at least 1, as a ``type`` of argparse."""
+    if (value := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
+    return value
 
 
 def json_object(value: str | None, option: str) -> dict[str, Any]:
@@ -50,18 +68,27 @@ def refusal(option: str, error: pydantic.ValidationError) -> ConfigurationError:
     """Return the error of an option's value: the option, the field, and what is wrong with it."""
     first = error.errors()[0]
     place = ": ".join(filter(None, (option, ".".join(map(str, first["loc"])))))
-    return ConfigurationError(f"{place}: {first['msg']}, not {first['input']!r:.100}.")
+    text = re.sub("a valid dictionary.*", "a JSON object", first["msg"])
+    return ConfigurationError(f"{place}: {text}, not {first['input']!r:.100}.")
+
+
+def silence_retries() -> None:
+    """Do not log each attempt to reach the hub: the error at the end gives the reason."""
+    logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)
 
 
 @contextlib.contextmanager
 def errors_of_one_line(program: str) -> Iterator[None]:
     """Exit with one line if the command line is wrong or the environment cannot be made."""
+    silence_retries()
     try:
         yield
     except (AgentEnvsError, gym.error.Error, ImportError, OSError, SyntaxError, TypeError) as error:
         if isinstance(error, TypeError) and "keyword argument" not in str(error):
             raise  # a defect of the environment, whose author needs the traceback
-        sys.exit(f"{program}: {error}")
+        is_unknown = isinstance(error, gym.error.UnregisteredEnv)
+        hint = " All ids: python -m agent_envs list" if is_unknown else ""
+        sys.exit(f"{program}: {error}{hint}")
 
 
 def check_range(options: Any, words: str, *names: str) -> None:

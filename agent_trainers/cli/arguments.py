@@ -7,7 +7,6 @@ import json
 import os
 import sys
 import typing
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
@@ -20,6 +19,7 @@ from transformers.hf_argparser import HfArgumentParser
 from transformers.utils.logging import disable_progress_bar
 
 from agent_envs import __version__
+from agent_envs.core.command_line import silence_retries
 from agent_envs.errors import (
     AgentEnvsError,
     ConfigurationError,
@@ -162,8 +162,7 @@ def run_command(
     The exit code is what `run` returns, 2 for a wrong command line or input, 1 for a failure while
     running, 130 after Ctrl-C.
     """
-    # transformers 5.23 deprecates names that TRL 1.16 uses
-    warnings.filterwarnings("ignore", ".*gradient_checkpointing.*", FutureWarning)
+    silence_retries()
     if not sys.stderr.isatty():  # bars would be one line of thousands of carriage returns
         datasets.disable_progress_bars()
         disable_progress_bar()

@@ -17,7 +17,7 @@ from transformers.hf_argparser import HfArg
 from transformers.trainer_utils import get_last_checkpoint
 from trl import SFTConfig, SFTTrainer, get_peft_config
 
-from agent_envs.core.command_line import json_object
+from agent_envs.core.command_line import check_range, json_object
 from agent_envs.errors import ConfigurationError, DataError
 from agent_trainers.batching.rows import make_rows
 from agent_trainers.cli.arguments import CommandParser, notifier, read_config, run_command
@@ -32,7 +32,12 @@ from agent_trainers.policies.models import load_tokenizer
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.rollout.demonstrations import play_reference, retell
 from agent_trainers.rollout.environments import template_tools
-from agent_trainers.trainers.config import check_ranges, fast_precision, follow_the_machine
+from agent_trainers.trainers.config import (
+    check_ranges,
+    fast_precision,
+    follow_the_machine,
+    ignore_renames,
+)
 from agent_trainers.trajectory import Trajectory, load_trajectories
 
 PROGRAM: Final = "agent-r1-sft"
@@ -69,6 +74,7 @@ class WarmStartConfig(SFTConfig):  # type: ignore[misc] # TRL is untyped
 
     def __post_init__(self) -> None:
         """Set device and precision defaults, and check ranges."""
+        ignore_renames()
         follow_the_machine(self)
         check_ranges(self)
         super().__post_init__()
@@ -94,6 +100,7 @@ def run(arguments: Sequence[str]) -> None:
     """Train on demonstrations."""
     arguments, parser, values = read_arguments(make_parser, arguments)
     options, config = parser.build(values)
+    check_range(options, "at least 1", "num_tasks")
     check_loggers(config)
     env_kwargs = json_object(options.env_kwargs, "--env_kwargs")
     folder = open_run(

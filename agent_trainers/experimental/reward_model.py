@@ -42,6 +42,7 @@ from agent_trainers.policies.local import context_length
 from agent_trainers.policies.models import load_tokenizer
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.rollout.rescoring import episode_texts, rescore
+from agent_trainers.trainers.config import ignore_renames
 from agent_trainers.trajectory import load_trajectories, save_trajectories
 
 PROGRAM: Final = "python -m agent_trainers.experimental.reward_model"
@@ -116,10 +117,13 @@ def train(options: TrainArguments) -> None:
     tokenizer, config = load_tokenizer(model), AutoConfig.from_pretrained(model)
     length, renderer = context_length(config), ChatRenderer(tokenizer)
     if options.pairs is None:
+        if not options.trajectories:
+            raise ConfigurationError("Name files of episodes, or --pairs of conversations.")
         by_task = read_episodes(options.trajectories, renderer, length)
     else:
         by_task = read_pairs(options.pairs, renderer, length)
     train_set, choice, test = split_tasks(by_task, rng)
+    ignore_renames()
     on_cpu = not torch.accelerator.is_available()
     rate = options.learning_rate or (1e-3 if is_tiny(config) else 1e-5)
     for k in range(options.num_members):
@@ -318,7 +322,10 @@ def make_pairs(
                 both = {good: ids, not good: others[rng.integers(len(others))]}
                 pairs.append({"chosen_ids": both[True], "rejected_ids": both[False]})
     if not pairs:
-        raise DataError(f"{len(tasks)} tasks have no success and failure to compare.")
+        raise DataError(
+            f"None of {len(tasks)} training tasks has successes and failures to compare. Collect "
+            "several episodes per task: agent-r1-eval --samples_per_task 4 --trajectories FILE."
+        )
     return pairs
 
 

@@ -1,5 +1,6 @@
 """Settings of the step-level trainers: TRL's, some of ours, and presets by algorithm."""
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
@@ -247,6 +248,7 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
 
     def __post_init__(self) -> None:
         """Check the settings, and refuse by name those that would break the loss."""
+        ignore_renames()
         # Functions become import paths: checkpoints and other processes need plain text.
         for option in ("advantage_estimator", "loss_type"):
             if callable(given := getattr(self, option)):
@@ -404,6 +406,11 @@ def follow_the_machine(config: Any) -> None:
         config.use_cpu = True
     if config.use_cpu and config.bf16 is None:
         config.bf16 = False
+
+
+def ignore_renames() -> None:
+    """Ignore warnings about names that TRL 1.16 uses and transformers 5.23 renamed."""
+    warnings.filterwarnings("ignore", ".*gradient_checkpointing.*", FutureWarning)
 
 
 def check_ranges(settings: Any) -> None:

@@ -4,7 +4,6 @@ Random weights cannot act, so a larger model follows a script: it computes like 
 size and calls the search tool in every turn, so that both sides run the same episodes.
 """
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -22,6 +21,7 @@ from transformers.utils.logging import disable_progress_bar
 from agent_envs.core.lookup import lookup
 from agent_envs.formats.tool_formats import TOOL_FORMATS
 from agent_trainers import TINY_POLICY
+from agent_trainers.trainers.config import ignore_renames
 
 SEED: Final = 7
 ENVIRONMENT: Final = "AgentR1/SyntheticMultiHop-v0"
@@ -99,8 +99,7 @@ DEVICE_DEFAULTS: Final = {
 def quieten() -> None:
     """Turn off output that does not concern the measurement."""
     disable_progress_bar()  # of loading models
-    # transformers 5.23 deprecates names that TRL 1.16 uses
-    warnings.filterwarnings("ignore", ".*gradient_checkpointing.*", FutureWarning)
+    ignore_renames()
 
 
 def load_tokenizer() -> Any:

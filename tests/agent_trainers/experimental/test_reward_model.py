@@ -120,7 +120,7 @@ def test_pairs_are_of_one_task_or_across_tasks():
     across = make_pairs(tasks, 50, rng, across=True)
     found = {(*pair["chosen_ids"], *pair["rejected_ids"]) for pair in across}
     assert found == {(1, 2), (1, 4), (3, 2), (3, 4)}
-    with pytest.raises(DataError, match="no success and failure"):
+    with pytest.raises(DataError, match="None of 1 training tasks has successes and failures"):
         make_pairs(tasks[1:2], 1, rng, across=True)
 
 
@@ -154,6 +154,7 @@ def test_auc_is_the_share_of_ordered_pairs_and_the_scale_that_of_platt():
     ("", UnknownNameError, "calibrate, score, train"),
     ("score x.jsonl --reward_model nowhere", ConfigurationError, "no reward_model.json"),
     ("train x.jsonl --epochs 0", ConfigurationError, "epochs"),
+    ("train", ConfigurationError, "Name files of episodes, or --pairs"),
 ])  # fmt: skip
 def test_wrong_commands_are_refused(command, error, words):
     with pytest.raises(error, match=words):

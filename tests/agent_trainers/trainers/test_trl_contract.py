@@ -1,13 +1,17 @@
 """Names, signatures and behaviour of TRL and transformers that the trainers rely on."""
 
 import inspect
+import warnings
 
 import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import GradientState
+from transformers import AutoModelForCausalLM
 from trl import GRPOTrainer
+from trl.models.utils import disable_gradient_checkpointing
 
+from agent_trainers import TINY_POLICY, StepGRPOConfig
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trainers.ppo import StepPPOTrainer
 from tests.agent_trainers.gradients import assert_close
@@ -118,3 +122,13 @@ def test_loss_equals_that_of_trl_where_both_have_it(make_trainer, changes):
     assert logged["entropy"][0] == pytest.approx(logged["entropy"][1])
     if not trainer.args.use_bias_correction_kl and "beta" in changes:
         assert logged["kl"][0] == pytest.approx(logged["kl"][1])
+
+
+def test_names_that_trl_uses_and_transformers_renamed_do_not_warn(tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(TINY_POLICY)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        StepGRPOConfig(str(tmp_path))
+        with disable_gradient_checkpointing(model):
+            pass
+    assert [warning for warning in caught if warning.category is FutureWarning] == []
