@@ -229,6 +229,8 @@ def _use_program(options: EvaluateArguments) -> tuple[int, int] | None:
 
 
 def _print_table(options: EvaluateArguments, evaluation: Evaluation) -> None:
+    if not evaluation.metrics:  # no episode was scored, and the error gives the reason
+        return
     title = f"{options.model or EMBEDDED} on {options.program or options.env}"
     mean = Column("mean", justify="right")
     table = Table("metric", mean, "95 % interval", title=title, min_width=60)

@@ -85,8 +85,11 @@ def evaluate(
     values = {n: [(t.group_id, r[n]) for t, r in zip(scored, records, strict=True) if n in r]
               for n in metrics}  # fmt: skip
     solved = {k: _pass_at_k(scored, k) for k in ks}
-    values |= {f"pass@{k}": list(by_task.items()) for k, by_task in solved.items()}
     intervals = {name: confidence_interval(pairs) for name, pairs in values.items()}
+    for k, own in solved.items():
+        if len(own) > 1:
+            found = share_interval([*own.values()], len(scored) if k == 1 else None)
+            intervals[f"pass@{k}"] = found.low, found.high
     return Evaluation(
         trajectories=trajectories,
         metrics=metrics,
