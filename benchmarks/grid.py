@@ -102,6 +102,7 @@ class Grid:
         """
         stored = self.stored()
         missing = [key for key in cells if key not in stored or stored[key]["spec"] != cells[key]]
+        _check_jobs(jobs)
         failed = []
 
         def attempt(key: str) -> CommandFailedError | None:
@@ -202,6 +203,11 @@ class Grid:
             signal.signal(signal.SIGTERM, before)
 
 
+def _check_jobs(jobs: int) -> None:
+    if jobs < 1:
+        raise ConfigurationError(f"--jobs must be at least 1, not {jobs}.")
+
+
 @contextlib.contextmanager
 def running_cells(
     work: str, jobs: int, run_cell: Callable[[Mapping[str, Any], Path], Result]
@@ -210,6 +216,7 @@ def running_cells(
 
     `run_cell` gets a specification and the folder of the cell, in a process of several.
     """
+    _check_jobs(jobs)
     with (
         Grid(work) as grid,
         # Processes run several cells: importing the libraries takes as long as a short run.

@@ -5,12 +5,12 @@ one change: words, relations, hops, length of lists. Figures of several folders,
 other seeds, are averaged. Without a folder it evaluates the embedded policy.
 """
 
-import argparse
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from agent_envs.core.command_line import CommandLineParser, positive_int
 from agent_leaderboard.report.visible_text import markdown_table
 from agent_trainers import TINY_POLICY
 from agent_trainers.policies.local import load_policy
@@ -35,9 +35,11 @@ HELD_OUT: Final[Mapping[str, Mapping[str, Any]]] = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = CommandLineParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("models", nargs="*", default=[str(TINY_POLICY)], help="folders of policies")
-    parser.add_argument("--num_tasks", type=int, default=500, help="held-out tasks of each row")
+    parser.add_argument(
+        "--num_tasks", type=positive_int, default=500, help="held-out tasks of each row"
+    )
     options = parser.parse_args(arguments)
     policies = [load_policy(model) for model in options.models]
     sys.stdout.write(report(policies, options.num_tasks))

@@ -20,6 +20,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from agent_envs.core.command_line import CommandLineParser, positive_int
+
 ROOT: Final = Path(__file__).parents[1]
 SECONDS: Final = 120.0
 """Time limit of the tests of a mutant."""
@@ -65,9 +67,9 @@ EXPLAINED: Final[Mapping[str, str]] = {
 
 def main() -> None:
     """Mutate the chosen modules, print what survives, and exit with 1 if it is unexplained."""
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser = CommandLineParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("modules", nargs="*", choices=[*MODULES, []], metavar="module")
-    parser.add_argument("--sample", type=int, help="mutants per module; all by default")
+    parser.add_argument("--sample", type=positive_int, help="mutants per module; all by default")
     parser.add_argument("--seed", type=int, default=0, help="seed of the sample")
     parser.add_argument("--cosmic_ray", default="cosmic-ray", help="the command")
     options = parser.parse_args()

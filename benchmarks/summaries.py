@@ -23,6 +23,7 @@ import torch
 from transformers.hf_argparser import HfArg
 
 from agent_envs import Task, ToolEnv
+from agent_envs.core.lookup import lookup
 from agent_envs.core.rewards import correct_term
 from agent_leaderboard.report.visible_text import markdown_table
 from agent_trainers import TINY_POLICY
@@ -160,13 +161,13 @@ def _run(arguments: list[str]) -> None:
     options = parse(
         arguments, SummariesArguments, program=PROGRAM, description=(__doc__ or "").split("\n")[0]
     )
+    cells = {
+        f"{arm}-{seed}": {"arm": arm, "run": asdict(learning_run(arm, seed, options))}
+        for arm in options.arms
+        for seed in options.seeds
+    }
     with running_cells(options.work, options.jobs, run_cell) as run:
         start = run({"start": {}})["start"]
-        cells = {
-            f"{arm}-{seed}": {"arm": arm, "run": asdict(learning_run(arm, seed, options))}
-            for arm in options.arms
-            for seed in options.seeds
-        }
         found = run(json.loads(json.dumps(cells)))
     results = {arm: [found[f"{arm}-{seed}"] for seed in options.seeds] for arm in options.arms}
     facts = run_facts(PROGRAM, arguments, options, [start, *found.values()])
@@ -176,7 +177,7 @@ def _run(arguments: list[str]) -> None:
 
 def learning_run(arm: str, seed: int, options: SummariesArguments) -> LearningRun:
     """Return the run of an arm."""
-    context, train_summaries = ARMS[arm]
+    context, train_summaries = lookup(ARMS, arm, kind="arm")
     return LearningRun(
         method="grpo", seed=seed, budget=options.budget, num_tasks=NUM_TASKS, columns=(), env=ENV,
         env_kwargs={"context": context}, learning_rate=options.learning_rate,

@@ -236,7 +236,10 @@ def make_context(context: ContextChoice) -> ContextPolicy:
     if callable(context):
         return context
     options = dict(context) if isinstance(context, Mapping) else {"name": context}
-    name = options.pop("name", "")
+    if not isinstance(name := options.pop("name", None), str):
+        raise ConfigurationError(
+            f"context={context!r} has no name. Write it as 'window' or {{'name': 'window', ...}}."
+        )
     for option in {"turns", "tokens", "budget_tokens", "min_tokens"} & options.keys():
         if not isinstance(value := options[option], int) or value < 1:
             raise ConfigurationError(f"context {name!r}: {option} must be at least 1, not {value}.")

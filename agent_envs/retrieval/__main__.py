@@ -1,16 +1,15 @@
 """Command line: index passages, ``python -m agent_envs.retrieval passages.jsonl.gz index``."""
 
-import argparse
 from collections.abc import Sequence
 
-from agent_envs.core.command_line import errors_of_one_line
+from agent_envs.core.command_line import CommandLineParser, errors_of_one_line
 from agent_envs.retrieval.corpus import Corpus, load_passages
 from agent_envs.retrieval.index import save_index
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Index files into a folder."""
-    parser = argparse.ArgumentParser(
+    parser = CommandLineParser(
         prog="python -m agent_envs.retrieval", description="Index passages into a folder."
     )
     parser.add_argument("corpus", nargs="+", help="files with rows of 'title' and 'text'")

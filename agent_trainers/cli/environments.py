@@ -47,7 +47,9 @@ def _named_errors(env_id: str, option: str) -> Iterator[None]:
     except AgentEnvsError:
         raise
     except gym.error.Error as error:
-        raise ConfigurationError(f"--env {env_id}: {error}") from error
+        is_unknown = isinstance(error, gym.error.UnregisteredEnv)
+        hint = " All ids: python -m agent_envs list" if is_unknown else ""
+        raise ConfigurationError(f"--env {env_id}: {error}{hint}") from error
     except Exception as error:
         if isinstance(error, TypeError) and "unexpected keyword argument" in str(error):
             raise ConfigurationError(_unknown_argument(env_id, str(error), option)) from error
@@ -224,7 +226,7 @@ def check_program(options: ProgramArguments) -> None:
 
 
 class Source(NamedTuple):
-    """What ``agent-r1-train`` trains in: environments or, without any, a program."""
+    """Source of the episodes that ``agent-r1-train`` trains on: environments or a program."""
 
     title: str
     settings: dict[str, Any]

@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from transformers.hf_argparser import HfArg
-from transformers.integrations import get_reporting_integration_callbacks
+from transformers.integrations import (
+    get_available_reporting_integrations,
+    get_reporting_integration_callbacks,
+)
 from transformers.utils.logging import disable_progress_bar
 from trl import get_peft_config
 
@@ -233,6 +236,8 @@ def check_loggers(config: Any) -> None:
     for logger in config.report_to:
         if logger in LOGGERS:
             require_extra("loggers", f"--report_to {logger}", logger)
+        elif logger not in get_available_reporting_integrations():
+            raise ConfigurationError(f"--report_to {logger}: install its package first.")
     config.run_name = config.run_name or Path(config.output_dir).name
 
 

@@ -4,6 +4,7 @@ Torch and transformers are imported only to load a model, so that `check_model` 
 """
 
 import os
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
@@ -62,7 +63,10 @@ def _load(kind: Any, name: str, **options: Any) -> Any:
     try:
         return kind.from_pretrained(name, **options)
     except Exception as error:  # types of models and files raise many kinds of errors
-        is_here = "" if Path(name).exists() else "there is no such folder, and "
+        path = Path(name)
+        near = get_close_matches(path.name, [each.name for each in path.parent.glob("*")], 1)
+        hint = f" (did you mean {path.with_name(near[0])}?)" if near else ""
+        is_here = "" if path.exists() else f"there is no such folder{hint}, and "
         reason = f"{is_here}{kind.__name__} could not load it ({' '.join(str(error).split())})"
         raise _error(name, reason) from error
 

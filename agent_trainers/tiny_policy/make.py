@@ -5,7 +5,6 @@ reduces the success again, so that the policy fails by habit, which reinforcemen
 A policy that cannot copy a name does not learn that from rewards.
 """
 
-import argparse
 import functools
 import shlex
 import sys
@@ -31,7 +30,7 @@ from transformers import (
 )
 
 from agent_envs import __version__
-from agent_envs.core.command_line import check_range, json_object
+from agent_envs.core.command_line import CommandLineParser, check_range, json_object
 from agent_envs.data.files import write_text
 from agent_envs.errors import ConfigurationError
 from agent_trainers.batching.rows import make_rows
@@ -63,7 +62,7 @@ TOKENS_PER_STEP: Final = 6000
 
 def run(arguments: Sequence[str]) -> None:
     """Make a policy that knows an environment's words and some of its answers, and save it."""
-    parser = argparse.ArgumentParser(prog=PROGRAM, description=run.__doc__)
+    parser = CommandLineParser(prog=PROGRAM, description=run.__doc__)
     add = parser.add_argument
     add("--version", action="version", version=f"%(prog)s {__version__}")
     add("--env", required=True, help="Gymnasium id, such as my_module:MyEnv-v0")

@@ -10,7 +10,7 @@ from typing import Final
 import gymnasium as gym
 
 from agent_envs import __version__
-from agent_envs.core.command_line import check_range
+from agent_envs.core.command_line import CommandLineParser, check_range, positive_int
 from agent_envs.core.lookup import lookup
 from agent_envs.errors import AgentEnvsError
 from agent_leaderboard.play.config import PRESETS, RunConfig, load_configs
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandLineParser(
         prog="agent-r1-bench",
         description="Compare agents on environments. Options without a command are those of run.",
     )
@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
             made.add_argument("--data", type=Path, default=default, help=text)
         if jobs:
             text = "number of processes, of one core each"
-            made.add_argument("--jobs", type=_positive, default=jobs, help=text)
+            made.add_argument("--jobs", type=positive_int, default=jobs, help=text)
         return made
 
     new = add("new", _new, "write an agent template, and the file that enters it")
@@ -98,18 +98,12 @@ def _add_run_options(run: argparse.ArgumentParser) -> None:
     run.add_argument("--output", type=Path, default=Path("runs/leaderboard"), help="folder")
     run.add_argument("--environments", nargs="+", default=[], help="only these, by name")
     run.add_argument("--agents", nargs="+", default=[], help="only these, by name")
-    run.add_argument("--tasks", type=_positive, help="largest number of each environment")
+    run.add_argument("--tasks", type=positive_int, help="largest number of each environment")
     text = "run on a hidden split; its secret seed is in this file, which is written if missing"
     run.add_argument("--hidden", type=Path, metavar="FILE", help=text)
     run.add_argument("--model", help="model of all model agents")
     run.add_argument("--base_url", help="OpenAI-compatible server of the model agents")
     run.add_argument("--api_key_env", help="environment variable with the server's key")
-
-
-def _positive(text: str) -> int:
-    if (value := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
-    return value
 
 
 # Commands. They import what they need: most need no torch.

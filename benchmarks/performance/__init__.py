@@ -1,1 +1,1 @@
-"""What things cost: each module is run with ``python -m`` and prints what it measured."""
+"""Measurements of time and memory: each module runs with ``python -m`` and prints its results."""

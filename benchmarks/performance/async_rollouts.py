@@ -22,6 +22,7 @@ import numpy as np
 from scipy.stats import ks_2samp
 from transformers import TrainerCallback
 
+from agent_envs.core.command_line import CommandLineParser, positive_int
 from agent_envs.data.files import write_json
 from agent_trainers import TINY_POLICY
 from agent_trainers.cli.train import parse_arguments
@@ -135,14 +136,14 @@ def run(kind: str, seed: int, options: argparse.Namespace) -> Run:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=5, help="number of pairs of runs")
+    parser = CommandLineParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seeds", type=positive_int, default=5, help="number of pairs of runs")
     parser.add_argument("--first_seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=28, help="optimiser steps of a run")
-    parser.add_argument("--episodes", type=int, default=32, help="episodes of a step")
+    parser.add_argument("--steps", type=positive_int, default=28, help="optimiser steps of a run")
+    parser.add_argument("--episodes", type=positive_int, default=32, help="episodes of a step")
     parser.add_argument("--max_staleness", type=int, default=4)
     parser.add_argument("--latency", type=float, default=0.5, help="seconds of most calls")
-    parser.add_argument("--tasks", type=int, default=200, help="held-out tasks")
+    parser.add_argument("--tasks", type=positive_int, default=200, help="held-out tasks")
     parser.add_argument("--output", type=Path, help="JSON file of the results")
     options = parser.parse_args(arguments)
     quieten()

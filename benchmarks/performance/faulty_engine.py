@@ -6,7 +6,6 @@ sends half an answer, closes connections, and restarts. What it samples is a fun
 so a turn that got to another episode is found. The command runs sessions against it, all at once.
 """
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -24,6 +23,7 @@ import numpy as np
 import psutil
 
 import agent_envs  # noqa: F401 - registers the environments
+from agent_envs.core.command_line import CommandLineParser, positive_int
 from agent_trainers import TINY_POLICY, Rollout
 from agent_trainers.policies.engines import VLLMServerPolicy
 from agent_trainers.policies.models import load_tokenizer
@@ -177,9 +177,9 @@ def count_errors(episodes: list[Trajectory]) -> tuple[int, int]:
 
 def main() -> None:
     """Run rounds of sessions, each with a restart, and print counts, time and memory."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sessions", type=int, default=1000, help="Sessions at once.")
-    parser.add_argument("--rounds", type=int, default=3, help="Rounds of so many sessions.")
+    parser = CommandLineParser(description=__doc__)
+    parser.add_argument("--sessions", type=positive_int, default=1000, help="Sessions at once.")
+    parser.add_argument("--rounds", type=positive_int, default=3, help="Rounds of sessions.")
     options = parser.parse_args()
     engine, process = FaultyEngine(), psutil.Process(os.getpid())
     with engine.serving() as url:

@@ -7,7 +7,6 @@ device, of which the page "LoRA, multi-GPU and vLLM" makes its table. Without a 
 runs with the embedded policy.
 """
 
-import argparse
 import contextlib
 import datetime
 import functools
@@ -29,6 +28,7 @@ from typing import Any, Final
 import torch
 from tqdm.auto import tqdm
 
+from agent_envs.core.command_line import CommandLineParser, positive_int
 from agent_envs.data.files import write_json
 from agent_trainers import TINY_POLICY
 from agent_trainers.cli.results import versions
@@ -201,13 +201,15 @@ def free_port() -> int:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = CommandLineParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
         "--model",
         help="a model's folder or name (default: on a GPU 0.5 billion random weights in the shape "
         "of Qwen2.5-0.5B, on a CPU the embedded policy)",
     )
-    parser.add_argument("--steps", type=int, default=5, help="measured optimiser steps per way")
+    parser.add_argument(
+        "--steps", type=positive_int, default=5, help="measured optimiser steps per way"
+    )
     parser.add_argument("--work", type=Path, default=Path("runs/gpu_check"))
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args(arguments)

@@ -89,7 +89,7 @@ def make_trajectory(lengths: Sequence[tuple[int, int]], rng: np.random.Generator
 
 
 def peak_in_process(settings: Settings, num_steps: int) -> int:
-    """Return what `_peak` does in a process of its own."""
+    """Return the result of `_peak` in a separate process."""
     request = json.dumps([dataclasses.asdict(settings), num_steps])
     command = [sys.executable, "-m", "benchmarks.performance.gradients", request]
     # one heap that returns freed memory to the system, so that peaks are real

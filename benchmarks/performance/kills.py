@@ -4,7 +4,6 @@ Each run is killed (SIGKILL) and resumed from its newest checkpoint until it end
 episodes are compared with those of a run that was not killed: none may be lost or trained twice.
 """
 
-import argparse
 import json
 import os
 import signal
@@ -19,6 +18,7 @@ from typing import Any, Final
 import numpy as np
 from transformers import TrainerCallback
 
+from agent_envs.core.command_line import CommandLineParser, positive_int
 from agent_trainers import TINY_POLICY
 from agent_trainers.checkpointing.checkpoints import find_checkpoint
 from agent_trainers.trainers.config import StepGRPOConfig
@@ -107,8 +107,8 @@ def trained_episodes(folder: Path) -> list[Any]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--kills", type=int, default=100)
+    parser = CommandLineParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--kills", type=positive_int, default=100)
     options = parser.parse_args(arguments)
     quieten()
     rng = np.random.default_rng(SEED)

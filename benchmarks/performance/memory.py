@@ -7,7 +7,6 @@ made for the sizes of Qwen2.5 with bfloat16 autocast. The page "LoRA, multi-GPU 
 from ``benchmarks/results/memory.json``.
 """
 
-import argparse
 import datetime
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ from tqdm.auto import tqdm
 from transformers import AutoModelForCausalLM, PretrainedConfig
 from trl.trainer import add_fused_lm_head
 
+from agent_envs.core.command_line import CommandLineParser
 from agent_envs.data.files import write_json
 from agent_trainers.cli.results import versions
 from benchmarks.agent_leaderboard.report.visible_text import markdown_table
@@ -196,7 +196,7 @@ def size_table(sizes: Mapping[str, Mapping[str, Any]]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = CommandLineParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--output", type=Path, default=RESULTS, help="JSON file of the results")
     options = parser.parse_args(arguments)
     quieten()

@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from agent_envs.core.command_line import CommandLineParser, positive_int
 from benchmarks.performance.interleaved import measure_interleaved
 from benchmarks.performance.models import ENVIRONMENT
 
@@ -32,11 +33,13 @@ _OF_A_STEP: Final = ("rollout", "score", "train")
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = CommandLineParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--against", required=True, help="Git reference of the other version")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--num_tasks", type=int, default=300, help="held-out tasks")
-    parser.add_argument("--every", type=int, default=2, help="optimiser steps between checkpoints")
+    parser.add_argument("--num_tasks", type=positive_int, default=300, help="held-out tasks")
+    parser.add_argument(
+        "--every", type=positive_int, default=2, help="optimiser steps between checkpoints"
+    )
     options = parser.parse_args(arguments)
     root = Path(__file__).resolve().parents[2]
     with tempfile.TemporaryDirectory() as folder:

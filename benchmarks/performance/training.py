@@ -4,7 +4,6 @@ Both sides of a comparison run interleaved in one process; the result is the med
 pairs.
 """
 
-import argparse
 import dataclasses
 import functools
 import os
@@ -19,6 +18,7 @@ import transformers
 import trl
 from tqdm.auto import tqdm
 
+from agent_envs.core.command_line import CommandLineParser, positive_int
 from agent_envs.data.files import write_json
 from benchmarks.performance.gradients import measure_memory, measure_merging
 from benchmarks.performance.models import DEVICE_DEFAULTS, Settings, quieten
@@ -51,7 +51,7 @@ def describe(name: str, result: Mapping[str, Any]) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = CommandLineParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--output", type=Path, help="JSON file of the results")
     parser.add_argument(
         "--device", choices=sorted(DEVICE_DEFAULTS), default="cpu",
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--parts", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART",
         help=f"of {', '.join(PARTS)}",
     )  # fmt: skip
-    parser.add_argument("--rounds", type=int, help="pairs per comparison")
+    parser.add_argument("--rounds", type=positive_int, help="pairs per comparison")
     options = parser.parse_args(arguments)
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: PyTorch finds no CUDA device. Leave it out to use the CPU.")

@@ -9,6 +9,7 @@ import pytest
 from agent_envs import ENVIRONMENTS
 from agent_envs.__main__ import main, write_template
 from agent_envs.catalogue import INTRODUCTION
+from agent_envs.core.command_line import errors_of_one_line
 from agent_envs.errors import ConfigurationError
 
 ID = "AgentR1/SyntheticMultiHop-v0"
@@ -105,7 +106,7 @@ def test_new_overwrites_neither_the_module_nor_its_tests(tmp_path):
         (["new", "json"], "There is a module json already"),
         (["check", "no_such_module:Own-v0"], "No module named 'no_such_module'"),
         (["check", "AgentR1/SyntheticTable-v0", "--env_kwargs", '{"steps": 9}'], "not 9"),
-        (["play", "AgentR1/Nothing-v0"], "Environment `Nothing` doesn't exist"),
+        (["play", "AgentR1/Nothing-v0"], "AgentR1. All ids: python -m agent_envs list"),
         (["play", "CartPole-v1", "--env_kwargs", "{}"], "not an environment with tools"),
         (["check", "broken:X-v0"], "expected ':' (broken.py, line 1)"),
         (["check", ID, "--episodes", "0"], "episodes must be at least 1, not 0"),
@@ -131,6 +132,22 @@ def test_wrong_arguments_are_an_error_of_one_line(arguments, message, tmp_path, 
     assert str(stopped.value).startswith(f"{arguments[0]}: ")
     assert message in str(stopped.value)
     assert [path.name for path in tmp_path.iterdir()] == ["broken.py"]
+
+
+def test_a_wrong_option_is_an_error_without_the_usage(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["serve"])
+    assert capsys.readouterr().err.splitlines() == [
+        "python -m agent_envs serve: the following arguments are required: env",
+        "All options: python -m agent_envs serve --help",
+    ]
+
+
+def test_each_attempt_to_reach_the_hub_is_not_logged(caplog):
+    http = pytest.importorskip("huggingface_hub.utils._http")
+    with errors_of_one_line("play"):
+        http.logger.warning("Retrying in 1s")
+    assert caplog.records == []
 
 
 def test_a_missing_library_names_the_extra(monkeypatch):

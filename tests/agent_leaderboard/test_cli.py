@@ -36,7 +36,7 @@ def test_errors_are_one_line(tmp_path):
         (["--config", str(tmp_path / "no.yaml")], r"no\.yaml"),
         (["verify", str(tmp_path)], "1"),
         (["verify", str(tmp_path), "--max_minutes", "nan"], "max_minutes must be positive"),
-        (["merge", str(tmp_path / "merged"), str(tmp_path)], "is not part of a run"),
+        (["merge", str(tmp_path / "merged"), str(tmp_path)], "has no manifest.json"),
         (["--preset", "published", "--agents", "orcle"], "Did you mean 'oracle'"),
     ):
         with pytest.raises(SystemExit, match=message):

@@ -28,6 +28,11 @@ def test_a_stopped_grid_resumes_with_the_missing_and_the_changed_cells(tmp_path)
     assert results == {"a": {"double": 2}, "b": {}, "c": {}}
 
 
+def test_a_grid_needs_a_job(tmp_path):
+    with Grid(tmp_path) as grid, pytest.raises(ConfigurationError, match="at least 1, not 0"):
+        grid.run({"a": 1}, lambda key, spec: {}, jobs=0)
+
+
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_failed_cells_are_named_after_all_others_are_done(tmp_path, jobs):
     def compute(key, spec):

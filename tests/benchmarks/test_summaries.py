@@ -1,11 +1,12 @@
 from functools import partial
 
 import gymnasium as gym
+import pytest
 
 from agent_envs.core.contexts import estimate_tokens
 from agent_trainers.policies.policy import ScriptedPolicy
 from agent_trainers.rollout.evaluation import evaluate_policy
-from benchmarks.summaries import ARMS, BUDGET, ENV, FACTS_PER_PAGE, NUM_PAGES, demonstrate
+from benchmarks.summaries import ARMS, BUDGET, ENV, FACTS_PER_PAGE, NUM_PAGES, demonstrate, main
 
 
 def test_demonstrations_answer_what_they_see_and_summaries_lose_it_at_times():
@@ -28,6 +29,13 @@ def test_demonstrations_answer_what_they_see_and_summaries_lose_it_at_times():
     for episode in done["trained summaries"].trajectories:
         kinds = [step.info["action"]["kind"] for step in episode.transitions]
         assert kinds == [*["message", "message", "summary"] * (NUM_PAGES // 2), "message", "answer"]
+
+
+def test_an_unknown_arm_is_refused_before_anything_is_computed(capsys, tmp_path):
+    with pytest.raises(SystemExit, match="2"):
+        main(["--arms", "frozen sumaries", "--work", str(tmp_path)])
+    assert "Did you mean 'frozen summaries'" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_early_answer_is_refused_and_its_word_is_not_judged():

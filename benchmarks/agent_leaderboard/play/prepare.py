@@ -55,7 +55,7 @@ def prepare(config: RunConfig, data: Path | None) -> tuple[Manifest, dict[str, l
     """Return the manifest, and the task list of each environment."""
     environments, left_out = [], list(config.left_out)
     tasks: dict[str, list[TaskEntry]] = {}
-    for environment in tqdm(config.environments, desc="listing tasks", leave=False):
+    for environment in tqdm(config.environments, desc="listing tasks", leave=False, disable=None):
         try:
             check_data(environment, data)
             record, tasks[environment.slug] = complete_record(

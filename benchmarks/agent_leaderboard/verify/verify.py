@@ -178,6 +178,9 @@ def check_folder(run: Path) -> Iterator[str]:
     except OSError as error:
         yield f"{run}: cannot be read ({error.strerror})"
         return
+    if not any(entry.name == MANIFEST for entry in entries):
+        yield f"{run}: is not the folder of a run: it has no {MANIFEST}"
+        return
     for entry in entries:
         status = entry.stat(follow_symlinks=False)
         is_complete = (run / RESULTS).exists()

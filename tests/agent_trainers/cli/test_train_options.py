@@ -92,11 +92,16 @@ WRONG = {
         (["--env_kwargs", '{"context": "number:x"}'], "context 'number:x' is no function"),
         (["--model", "damaged"], "header too small"),
         (["--lora_alpha", "8"], "--lora_alpha does nothing without --lora_r"),
+        (["--env", "SyntheticTable"], "All ids: python -m agent_envs list"),
+        (["--env_kwargs", '{"context": {"turns": 2}}'], "has no name. Write it as 'window'"),
+        (["--reward_schedules", '{"f1": "linear"}'], "should be a JSON object, not 'linear'"),
+        (["--report_to", "swanlab"], "--report_to swanlab: install its package first"),
     ],
     sft: [
         (["--learning_rat", "1"], "unknown option --learning_rat. Did you mean"),
         (["--config", "none.yaml"], "--config none.yaml: is not valid YAML: [Errno 2]"),
         (["--env", "Nowhere-v0"], "--env Nowhere-v0: Environment `Nowhere` doesn't exist"),
+        (["--num_tasks", "0"], "num_tasks must be at least 1, not 0"),
         (["--output_dir", "finished"], "contains a finished run"),
     ],
     evaluate: [

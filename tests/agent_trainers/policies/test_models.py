@@ -57,6 +57,12 @@ def test_a_model_that_is_none_is_named(tmp_path):
             load(str(tmp_path / "empty"))
 
 
+def test_a_folder_of_nearly_the_name_is_suggested(tmp_path):
+    (tmp_path / "default").mkdir()
+    with pytest.raises(ConfigurationError, match=r"no such folder \(did you mean .*/default\?\)"):
+        models.load_tokenizer(str(tmp_path / "defualt"))
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
