@@ -1,1 +1,1 @@
-"""What the algorithms and the environments achieve, measured; run from the repository's root."""
+"""Measurements of algorithms and environments; run from the repository's root."""

@@ -1,6 +1,6 @@
 """The turn limits of Gymnasium around an environment, found from inside it.
 
-`TimeLimit` shares its limit with nobody, and `gym.make` clears that of the spec; but `reset` and
+`TimeLimit` does not publish its limit, and `gym.make` clears that of the spec; but `reset` and
 `step` are called through every wrapper, so those with a limit are found among the callers.
 """
 

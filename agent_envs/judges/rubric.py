@@ -39,7 +39,7 @@ class Criterion(pydantic.BaseModel, frozen=True, extra="forbid"):
 
     name: Annotated[str, pydantic.Field(pattern=r"^[a-z][a-z0-9_]*$")]
     description: str
-    """What earns a high score, and what a low one."""
+    """Behaviour that earns a high score, and behaviour that earns a low one."""
     weight: pydantic.PositiveFloat = 1.0
     scale: tuple[int, int] = (1, 5)
     """Lowest and highest score."""

@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 
 class Session:
-    """One environment for one client, whose messages are processed in a thread of its own."""
+    """One environment for one client, whose messages are processed in a separate thread."""
 
     deadline: asyncio.Timeout | None = None
     """The end of its idle time; None while it processes a message."""

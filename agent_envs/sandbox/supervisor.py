@@ -138,7 +138,7 @@ class Channel:
         if data and b"\n" not in data and len(self._incoming) < _MAX_MESSAGE_BYTES:
             return ""
         line, mark, _ = self._incoming.partition(b"\n")
-        if not mark and not self._is_session:  # too long: whoever still writes gets an error
+        if not mark and not self._is_session:  # too long: a sender that still writes gets an error
             with contextlib.suppress(OSError):
                 self._ours.shutdown(socket.SHUT_RDWR)
         self._outgoing, self._incoming, self._is_its_turn = b"", bytearray(), False

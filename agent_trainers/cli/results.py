@@ -1,4 +1,4 @@
-"""What a training run shows and leaves: figures, learning curve, trajectories, and the dry run.
+"""Output and files of a training run: figures, learning curve, trajectories, and the dry run.
 
 In a dry run the trainer runs as usual, with its sampler, processes and critic, from the first
 prompt to the gradient, and is stopped before the first optimiser step.

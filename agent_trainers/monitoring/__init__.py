@@ -1,1 +1,1 @@
-"""What is reported of a run, and how it looks."""
+"""Metrics, curves and pages of a run."""

@@ -47,7 +47,7 @@ class ControlTokens:
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
         backend: Tokenizer | None = getattr(tokenizer, "backend_tokenizer", None)
-        if backend is None:  # control tokens in texts could not be told apart
+        if backend is None:  # control tokens would be indistinguishable from text
             raise ConfigurationError(
                 f"{type(tokenizer).__name__} is not backed by `tokenizers`. Use a fast tokenizer."
             )

@@ -53,7 +53,7 @@ class EnvMember:
         return gym.make(self.id, **self.kwargs)
 
     def in_evaluation(self) -> "EnvMember":
-        """Return the environment as it is evaluated: with `eval_kwargs`, and all of its tasks."""
+        """Return the environment for evaluation: with `eval_kwargs`, and all of its tasks."""
         kwargs = {**self.kwargs, **self.eval_kwargs}
         return dataclasses.replace(self, kwargs=kwargs, eval_kwargs={}, tasks=None)
 
@@ -81,7 +81,7 @@ def read_members(values: Any, option: str, *, is_weighted: bool = True) -> list[
         if member.weight != 1.0 or member.eval_kwargs:
             raise ConfigurationError(
                 f"{option}, entry {i}: weight does nothing in an environment that is only "
-                "evaluated, and kwargs take the place of eval_kwargs. Leave them out."
+                "evaluated, and kwargs replaces eval_kwargs. Leave them out."
             )
     return members
 

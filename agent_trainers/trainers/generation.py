@@ -109,7 +109,7 @@ class TrainerGenerator:
 
     @contextmanager
     def _paused_server(self) -> Iterator[None]:
-        """Freeze the requests that vLLM's server is at work on: it cannot load weights beside them.
+        """Pause vLLM's server, which cannot load weights while it processes requests.
 
         TRL's asynchronous trainer does the same.
         """

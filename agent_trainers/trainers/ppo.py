@@ -221,7 +221,7 @@ class StepPPOTrainer(StepGRPOTrainer):
 
 
 class _ClearGradients(TrainerCallback):  # type: ignore[misc] # transformers is untyped
-    """Clears the critic's gradients; the trainer clears those of its own model."""
+    """Clears the critic's gradients; the trainer clears those of the policy."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model

@@ -101,7 +101,7 @@ class Scores(NamedTuple):
 
 
 class BatchSums(NamedTuple):
-    """What the scores of an estimator take from a batch."""
+    """Sums over a batch from which the scores of an estimator are computed."""
 
     seed: int
     steps: Array

@@ -181,7 +181,7 @@ class SyntheticMarketEnv(ToolEnv):
         return market
 
     def _open(self, shop: str) -> tuple[Mapping[str, int | None], str]:
-        """Return the offers of this moment and the shop's name as it is in them."""
+        """Return the current offers and the shop's name as they spell it."""
         offers, name = self._market.offers(self._time), " ".join(shop.split()).lower()
         if name not in offers:
             raise ToolError(f"There is no shop {quoted(shop)}. The shops are {', '.join(offers)}.")
