@@ -4,6 +4,7 @@ A policy is any callable from a `History` to messages; those here return a `View
 what is left out and gives the reason.
 """
 
+import bisect
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -106,16 +107,22 @@ class Budget:
 
     def __call__(self, history: History) -> View:
         """Return the state for `history`."""
-        turns = [list(turn) for turn in history.turns]
+        turns, num_shortened = [list(turn) for turn in history.turns], 0
 
-        def is_too_long() -> bool:
-            return history.count_tokens(history.with_turns(turns)) > self.tokens
+        def fits(num_dropped: int = 0) -> bool:
+            messages = history.with_turns(turns[num_dropped:])
+            return history.count_tokens(messages) <= self.tokens
 
-        num_shortened = sum(_shorten(turn) for turn in turns[:-1] if is_too_long())
-        while len(turns) > 1 and is_too_long():
-            del turns[0]
-        if turns and is_too_long():
-            num_shortened += _shorten(turns[-1])
+        is_short = fits()  # counting is slow: a trainer renders and tokenises the state
+        for turn in turns[:-1]:
+            if is_short:
+                break
+            if shortened := _shorten(turn):
+                num_shortened, is_short = num_shortened + shortened, fits()
+        if turns and not is_short:
+            del turns[: bisect.bisect_left(range(len(turns) - 1), True, key=fits)]
+            if len(turns) == 1 and not fits():
+                num_shortened += _shorten(turns[-1])
         messages = history.with_turns(turns)
         return _view(history, messages, f"budget: {self.tokens} tokens", num_shortened)
 

@@ -93,8 +93,9 @@ class Judge(BaseJudge):
             raise ConfigurationError(f"The judge {name!r} has no endpoint. Pass Endpoint(...).")
         self.rubric, self.endpoints, self.name = load_rubric(rubric), endpoints, name
         self._form, self.each_step = reply_model(self.rubric), each_step
-        self._schema, self._file = self._form.model_json_schema(), str(cache or ":memory:")
-        Path(self._file).parent.mkdir(parents=True, exist_ok=True)
+        self._schema, self._file = self._form.model_json_schema(), cache and Path(cache)
+        if self._file:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
 
     def judge(self, observations: Sequence[str], actions: Sequence[str]) -> Judgement:
         """Score an episode, an observation before each action; a ServerError if a judge fails."""
@@ -123,6 +124,8 @@ class Judge(BaseJudge):
 
     def _cached(self, key: str, reply: Any = None) -> Any:
         """Return the cached reply, which is `reply` if no process has added one; or None."""
+        if not self._file:
+            return reply
         # a connection per use: nothing to share with threads and forks
         with closing(sqlite3.connect(self._file, timeout=LOCK_SECONDS)) as file, file:
             file.execute("CREATE TABLE IF NOT EXISTS judgements (key PRIMARY KEY, value)")

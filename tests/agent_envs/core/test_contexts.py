@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import gymnasium as gym
 import pytest
 
@@ -28,6 +30,20 @@ def test_budget_is_kept_if_possible():
     for tokens in range(1, 400, 13):
         view = make_context({"name": "budget", "tokens": tokens})(history(4))
         assert sum(len(m["content"]) for m in view.messages) <= max(tokens, smallest)
+
+
+@pytest.mark.parametrize("num_turns", [1, 2, 5, 64])
+def test_budget_drops_as_few_turns_as_possible_and_counts_rarely(num_turns):
+    past, counted = history(num_turns, result="r" * 10), []
+    count = past.count_tokens
+    observed = replace(past, count_tokens=lambda messages: counted.append(0) or count(messages))
+    sizes = [count(past.with_turns(past.turns[k:])) for k in range(num_turns)]
+    for tokens in (1, 20, 21, 40, 100, 400, 10_000):
+        counted.clear()
+        view = make_context({"name": "budget", "tokens": tokens})(observed)
+        fewest = next((k for k, size in enumerate(sizes) if size <= tokens), num_turns - 1)
+        assert view.messages == past.with_turns(past.turns[fewest:])
+        assert len(counted) <= 8  # 1 + log2(64) + 1; a trainer tokenises the state each time
 
 
 def test_tokens_are_estimated_by_bytes_and_messages():

@@ -169,6 +169,11 @@ def test_judgements_are_cached_by_rubric_model_and_text(tmp_path):
     assert judge() == first
 
 
+def test_a_judge_without_a_cache_opens_no_database(monkeypatch):
+    monkeypatch.setattr("sqlite3.connect", lambda *_, **__: pytest.fail("opened"))
+    assert Judge(RUBRIC, ByRules(lambda _: replies(5, 2))).judge(*TEXTS)["value"] == 1.0
+
+
 class Clock:
     def __init__(self):
         self.now = 0.0
