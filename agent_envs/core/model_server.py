@@ -67,8 +67,11 @@ class ServerClient:
     def chat(self, **body: Any) -> Any:
         """Request a chat completion; a ServerError if the reply is none."""
         reply: Any = self.call(self.api.chat.completions.create, **body)
-        # The library does not validate replies: a proxy's error page is a string.
-        if not getattr(reply, "choices", None) or reply.choices[0].message is None:
+        try:  # the library does not validate replies: a proxy's error page is a string
+            is_valid = isinstance(reply.choices[0].message.content, str | None)
+        except (AttributeError, LookupError, TypeError):
+            is_valid = False
+        if not is_valid:
             text = str(reply)[:MAX_REASON_CHARS]
             raise self.error(f"the reply is not a chat completion: {text}")
         return reply

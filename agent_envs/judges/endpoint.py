@@ -106,8 +106,9 @@ class Endpoint:
             model=self.model, messages=list(messages), temperature=0.0, max_tokens=self.max_tokens,
             response_format={"type": "json_schema", "json_schema": form},
         )  # fmt: skip
-        for name in ("prompt_tokens", "completion_tokens") if reply.usage else ():
-            used[name] += getattr(reply.usage, name)
+        for name in ("prompt_tokens", "completion_tokens"):
+            counted = getattr(reply.usage, name, None)
+            used[name] += counted if isinstance(counted, int) else 0
         return reply.choices[0].message.content or ""
 
     @functools.cached_property

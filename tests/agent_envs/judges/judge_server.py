@@ -8,7 +8,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @contextmanager
 def serving(reply):
-    """Serve ``reply(request) -> (status, text)``; yield the base URL and the requests."""
+    """Serve ``reply(request) -> (status, text)``; yield the base URL and the requests.
+
+    A dictionary instead of the text replaces fields of the whole reply.
+    """
     requests = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -22,6 +25,7 @@ def serving(reply):
                 "choices": [{"index": 0, "finish_reason": "stop", "message": message}],
                 "usage": {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110},
             }  # fmt: skip
+            body |= text if isinstance(text, dict) else {}
             data = json.dumps(body if status == 200 else {"error": {"message": text}}).encode()
             try:
                 self.send_response(status)

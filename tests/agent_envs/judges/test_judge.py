@@ -108,6 +108,25 @@ def test_a_served_judge_gets_the_schema_and_the_record(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("choices", [
+    "abc", [], [None], {"a": 1}, [{"message": "hi"}], [{"message": {"content": 5}}],
+    [{"message": {"content": [{"type": "text", "text": replies(4, 1)}]}}],
+])  # fmt: skip
+def test_a_malformed_completion_is_no_judgement(choices):
+    with serving(lambda _: (200, {"choices": choices})) as (url, _):
+        judge = Judge(RUBRIC, Endpoint(base_url=url, model="m", attempts=2))
+        with pytest.raises(ServerError, match=r"in 2 attempts.*not a chat completion"):
+            judge.judge(*TEXTS)
+
+
+@pytest.mark.parametrize("usage", [None, "x", {}, {"prompt_tokens": None}])
+def test_a_judgement_counts_though_its_usage_is_malformed(usage):
+    content = [{"message": {"content": replies(4, 1)}}]
+    with serving(lambda _: (200, {"choices": content, "usage": usage})) as (url, _):
+        judgement = Judge(RUBRIC, Endpoint(base_url=url, model="m")).judge(*TEXTS)
+    assert (judgement["scores"], judgement["tokens"]) == ([{"grounded": 4, "brief": 1}], 0)
+
+
 def test_faults_of_the_judge_never_change_a_score():
     """30 % errors of three kinds, and then garbage and timeouts that outlive the attempts."""
     rng = np.random.default_rng(0)
