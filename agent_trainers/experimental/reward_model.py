@@ -113,16 +113,17 @@ def train(options: TrainArguments) -> None:
     folder, rng = Path(options.output_dir), np.random.default_rng(options.seed)
     if (folder / RESULTS_FILE).exists():
         raise ConfigurationError(f"--output_dir: {folder / RESULTS_FILE} exists.")
+    if bool(options.trajectories) == (options.pairs is not None):
+        raise ConfigurationError("Pass either files of trajectories or --pairs.")
     model = model_path(options)
     tokenizer, config = load_tokenizer(model), AutoConfig.from_pretrained(model)
     length, renderer = context_length(config), ChatRenderer(tokenizer)
     if options.pairs is None:
-        if not options.trajectories:
-            raise ConfigurationError("Name files of episodes, or --pairs of conversations.")
         by_task = read_episodes(options.trajectories, renderer, length)
     else:
         by_task = read_pairs(options.pairs, renderer, length)
     train_set, choice, test = split_tasks(by_task, rng)
+    check_outcomes(choice, "choice set")
     ignore_renames()
     on_cpu = not torch.accelerator.is_available()
     rate = options.learning_rate or (1e-3 if is_tiny(config) else 1e-5)
@@ -151,7 +152,9 @@ def calibrate(options: CalibrateArguments) -> None:
     model = RewardModel(options.reward_model)
     by_task = read_episodes(options.trajectories, model.renderer, model.results["max_length"])
     *fit, test = split_tasks(by_task, np.random.default_rng(0))
-    model.calibrate([task for one in fit for task in one])
+    calibrated = [task for one in fit for task in one]
+    check_outcomes(calibrated, "file")
+    model.calibrate(calibrated)
     model.measure(test)
 
 
@@ -189,13 +192,16 @@ class RewardModel(BaseJudge):
         lowered, a lower confidence bound (arXiv:2310.02743).
         """
         self._folder = Path(folder)
-        if not (self._folder / RESULTS_FILE).is_file():
+        try:
+            self.results = json.loads((self._folder / RESULTS_FILE).read_text(encoding="utf-8"))
+            numbers = range(self.results["num_members"])
+            places = [str((self._folder / f"member_{k}").resolve(strict=True)) for k in numbers]
+        except (OSError, ValueError, LookupError, TypeError) as error:
             raise ConfigurationError(
-                f"{folder}: no {RESULTS_FILE} found. Train a reward model with {PROGRAM} train."
-            )
-        self.results = json.loads((self._folder / RESULTS_FILE).read_text(encoding="utf-8"))
+                f"{folder}: no {RESULTS_FILE} with its members found ({error!r}). Train a reward "
+                f"model with {PROGRAM} train."
+            ) from error
         self._caution = caution
-        places = [str(self._folder / f"member_{k}") for k in range(self.results["num_members"])]
         load = AutoModelForSequenceClassification.from_pretrained
         device = torch.accelerator.current_accelerator() or torch.device("cpu")
         self._members = [load(place, dtype=torch.float32).eval().to(device) for place in places]
@@ -285,6 +291,8 @@ def read_episodes(
             ids = token_ids(renderer, conversation(*episode_texts(trajectory)), max_length)
             found.setdefault(trajectory.task_id, [[]])[0].append((ids, trajectory.success))
             num_cut += len(ids) == max_length
+    if not found:
+        raise DataError(f"{' '.join(paths)}: no scorable episode with the metric 'success'.")
     if num_cut:
         notify(f"{num_cut} trajectories reach {max_length} tokens: their start is cut.")
     return found
@@ -301,6 +309,15 @@ def read_pairs(path: str, renderer: ChatRenderer, max_length: int) -> dict[str, 
             raise DataError(f"{path}, row {number}: not two conversations ({error!r}).") from None
         found[str(number)] = [[(ids[0], False), (ids[1], True)]]
     return found
+
+
+def check_outcomes(tasks: Sequence[Task], name: str) -> None:
+    """Check that tasks, those of `name`, have a success and a failure."""
+    if len({good for task in tasks for _, good in task}) < 2:
+        raise DataError(
+            f"The {len(tasks)} tasks of the {name} have no success, or no failure, so no "
+            "probability can be calibrated. Collect more episodes."
+        )
 
 
 def make_pairs(

@@ -1,6 +1,7 @@
 """Reward models of trajectories: from recorded episodes to a reward term and a choice."""
 
 import json
+from dataclasses import replace
 
 import gymnasium as gym
 import numpy as np
@@ -85,6 +86,26 @@ def test_other_episodes_calibrate_the_scale(folder, capsys):
     assert not np.allclose(RewardModel(folder).log_odds([[5, 6]]), before)
 
 
+def test_episodes_of_one_outcome_are_no_calibration(folder, tmp_path):
+    episodes = load_trajectories(str(folder.parent / "episodes.jsonl"))
+    path, before = tmp_path / "solved.jsonl", (folder / "reward_model.json").read_text()
+    command = ["calibrate", str(path), "--reward_model", str(folder)]
+    save_trajectories(path, [episode for episode in episodes if episode.success])
+    with pytest.raises(DataError, match="no success, or no failure"):
+        reward_model.run(command)
+    save_trajectories(path, [replace(episode, metrics={}) for episode in episodes])
+    with pytest.raises(DataError, match="no scorable episode with the metric 'success'"):
+        reward_model.run(command)
+    assert (folder / "reward_model.json").read_text() == before
+
+
+@pytest.mark.parametrize("text", ["{", "{}", '{"num_members": 9}', "[]"])
+def test_a_damaged_reward_model_is_refused(tmp_path, text):
+    (tmp_path / "reward_model.json").write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigurationError, match=r"no reward_model\.json with its members"):
+        RewardModel(tmp_path)
+
+
 def test_the_best_of_several_attempts_is_chosen(folder, capsys):
     source = str(folder.parent / "episodes.jsonl")
     search.run([source, "--value", str(folder)])
@@ -154,7 +175,8 @@ def test_auc_is_the_share_of_ordered_pairs_and_the_scale_that_of_platt():
     ("", UnknownNameError, "calibrate, score, train"),
     ("score x.jsonl --reward_model nowhere", ConfigurationError, "no reward_model.json"),
     ("train x.jsonl --epochs 0", ConfigurationError, "epochs"),
-    ("train", ConfigurationError, "Name files of episodes, or --pairs"),
+    ("train", ConfigurationError, "either files of trajectories or --pairs"),
+    ("train x.jsonl --pairs y.jsonl", ConfigurationError, "either files of trajectories or --pa"),
 ])  # fmt: skip
 def test_wrong_commands_are_refused(command, error, words):
     with pytest.raises(error, match=words):
