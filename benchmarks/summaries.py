@@ -25,6 +25,7 @@ from transformers.hf_argparser import HfArg
 from agent_envs import Task, ToolEnv
 from agent_envs.core.lookup import lookup
 from agent_envs.core.rewards import correct_term
+from agent_envs.errors import ConfigurationError
 from agent_leaderboard.report.visible_text import markdown_table
 from agent_trainers import TINY_POLICY
 from agent_trainers.cli import sft
@@ -60,8 +61,9 @@ a summary: words of the embedded policy."""
 BUDGET: Final = 43
 """Estimated tokens; all pages are four times as many. A summary is due after every second page."""
 POLICY: Final = {"name": "policy", "budget_tokens": BUDGET, "request": REQUEST}
+TRAINED: Final = "trained summaries"
 ARMS: Final[Mapping[str, tuple[Mapping[str, Any], str]]] = {
-    "trained summaries": (POLICY, "true"),
+    TRAINED: (POLICY, "true"),
     "frozen summaries": (POLICY, "false"),
     "full": ({"name": "full"}, "true"),
     "window": ({"name": "window", "turns": 2}, "true"),
@@ -151,6 +153,13 @@ class SummariesArguments:
     work: str = HfArg(default="runs/summaries", help="Folder of the runs.")
     output: str = HfArg(default="benchmarks/results", help="Folder of the page.")
 
+    def __post_init__(self) -> None:
+        """Check the arms."""
+        for arm in self.arms:
+            lookup(ARMS, arm, kind="arm")
+        if TRAINED not in self.arms:
+            raise ConfigurationError(f"--arms: all are compared with {TRAINED!r}. Add it.")
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
@@ -207,7 +216,7 @@ def _make_start(folder: Path) -> Any:
     tasks = range(FIRST_DEMONSTRATION, FIRST_DEMONSTRATION + NUM_DEMONSTRATIONS)
     episodes = [
         trajectory
-        for arm in ("trained summaries", "full")
+        for arm in (TRAINED, "full")
         for trajectory in Rollout(
             partial(gym.make, ENV, context=ARMS[arm][0]), ScriptedPolicy(demonstrate)
         ).collect(plan_samples(tasks, 1, seed=0))
@@ -256,7 +265,7 @@ def _markdown(
     start: Mapping[str, Result], results: Mapping[str, Sequence[Result]], facts: Mapping[str, Any]
 ) -> str:
     scores = {arm: [run["success"] for run in runs] for arm, runs in results.items()}
-    ahead = {arm: np.subtract(scores["trained summaries"], scores[arm]) for arm in results}
+    ahead = {arm: np.subtract(scores[TRAINED], scores[arm]) for arm in results}
     wins = {arm: f"{(ahead[arm] >= MARGIN).sum()} of {len(ahead[arm])}" for arm in results}
     lines = [
         [

@@ -1,3 +1,4 @@
+import re
 from functools import partial
 
 import gymnasium as gym
@@ -31,11 +32,12 @@ def test_demonstrations_answer_what_they_see_and_summaries_lose_it_at_times():
         assert kinds == [*["message", "message", "summary"] * (NUM_PAGES // 2), "message", "answer"]
 
 
-def test_an_unknown_arm_is_refused_before_anything_is_computed(capsys, tmp_path):
+@pytest.mark.parametrize(("arms", "error"), [("budget", ".*Add it"), ("windows", "'windows'.*")])
+def test_arms_without_comparison_are_refused_before_any_run(arms, error, tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
-        main(["--arms", "frozen sumaries", "--work", str(tmp_path)])
-    assert "Did you mean 'frozen summaries'" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
+        main(["--arms", arms, "--work", str(tmp_path / "work")])
+    assert re.search(error, capsys.readouterr().err)
+    assert not (tmp_path / "work").exists()
 
 
 def test_an_early_answer_is_refused_and_its_word_is_not_judged():
