@@ -13,7 +13,7 @@ import sys
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -39,7 +39,7 @@ from agent_trainers.recipes import MODEL_RECIPE
 from agent_trainers.rollout.demonstrations import play_reference
 from agent_trainers.rollout.evaluation import evaluate_policy
 from agent_trainers.tiny_policy.make import write_recipe
-from agent_trainers.trajectory import TRAJECTORIES_FILE, Trajectory, save_trajectories
+from agent_trainers.trajectory import Trajectory, save_trajectories
 from benchmarks.grid import Result, output_in_log, running_cells
 from benchmarks.learning_run import LearningRun, num_tokens, prepare
 from benchmarks.papers_table import mean_text, run_facts, write_page
@@ -55,10 +55,11 @@ ARMS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
 """Environment and its arguments."""
 WORLDS: Final = {"train": range(20), "test": range(100, 105)}
 """Seeds of the worlds by split; 40 films each."""
-NUM_EPOCHS: Final = 3
+NUM_SKILL_EPOCHS, NUM_EPOCHS = 20, 2
 SECOND_HOPS: Final = ("birthplace", "employer", "award")
-P_CITES, P_VERDICT, P_REVIEW = 0.7, 0.7, 0.75
-"""Probability in a demonstration of the second citation, a right verdict and a right review."""
+SKILLED, CARELESS = (1.0, 0.5, 1.0, 1.0), (0.7, 0.7, 0.75, 0.7)
+"""Probabilities in a demonstration of the second citation, a right first verdict, a right review
+and a right last verdict. The last two turns of a skilled one are always right."""
 REJECTION: Final = "wrong"
 NOTE: Final = '<tool_call>{"name": "note", "arguments": {"text": "evidence.", "title": "'
 """Beginning of a citation: one token, as that of a search."""
@@ -70,9 +71,11 @@ NUM_TASKS: Final = 200
 class ReviewEnv(ClaimReviewEnv):
     """Claims as in `ClaimReviewEnv`; the references are demonstrations with mistakes."""
 
-    def __init__(self, *, has_roles: bool = True, **rest: Any) -> None:
+    def __init__(
+        self, *, has_roles: bool = True, chances: Sequence[float] = CARELESS, **rest: Any
+    ) -> None:
         """Load claims; without roles, the steps of both share one baseline and all rewards."""
-        self._has_roles = has_roles
+        self._has_roles, self._chances = has_roles, chances
         super().__init__(**rest)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
@@ -88,7 +91,7 @@ class ReviewEnv(ClaimReviewEnv):
         rng = np.random.default_rng(zlib.crc32(self.task.id.encode()))
         right = self.task.answers[0]
         wrong = {SUPPORTED: REFUTED, REFUTED: SUPPORTED}[right]
-        cites, first, review, second = rng.random(4) < (P_CITES, P_VERDICT, P_REVIEW, P_VERDICT)
+        cites, first, review, second = rng.random(4) < self._chances
         accepts = bool(cites and first) == bool(review)
         verdicts = [self.write_answer(right if each else wrong) for each in (first, second)]
         actions = [*work, *([cite] if cites else []), verdicts[0]]
@@ -217,23 +220,34 @@ def write_claims(data: Path) -> None:
 def make_start(folder: Path, data: Path) -> tuple[Any, Any]:
     """Write the claims, and train the embedded policy on demonstrations, which add words."""
     write_claims(data)
-    make_env = partial(gym.make, REVIEW, **env_kwargs(TWO_ROLES, data, "train"))
     renderer = ChatRenderer(load_tokenizer(str(TINY_POLICY)))
-    tasks = range(make_env().unwrapped.num_tasks)
-    demonstrations = list(play_reference(make_env, renderer, tasks))
-    policy, file = folder / "policy", folder / TRAJECTORIES_FILE
-    save_trajectories(file, demonstrations)
-    model, tokenizer = extend(demonstrations)
+    found = []
+    for chances in (SKILLED, CARELESS):
+        arguments = {**env_kwargs(TWO_ROLES, data, "train"), "chances": chances}
+        make_env = partial(gym.make, REVIEW, **arguments)
+        tasks = range(make_env().unwrapped.num_tasks)
+        found.append(list(play_reference(make_env, renderer, tasks)))
+    skilled, careless = found
+    model, tokenizer = extend(careless)
     model.save_pretrained(folder / "wider")
     tokenizer.save_pretrained(folder / "wider")
-    sft.run([
-        "--model", str(folder / "wider"), "--trajectories", str(file), "--keep_failures",
-        "--learning_rate", "1e-3", "--per_device_train_batch_size", "32",
-        "--num_train_epochs", str(NUM_EPOCHS), "--save_strategy", "no", "--overwrite",
-        "--disable_tqdm", "true", "--output_dir", str(policy),
-    ])  # fmt: skip
+    decisions = [replace(t, transitions=[step]) for t in skilled for step in t.transitions[-2:]]
+    _train(folder / "wider", decisions, NUM_SKILL_EPOCHS, folder / "skilled")
+    policy = _train(folder / "skilled", careless, NUM_EPOCHS, folder / "policy")
     write_recipe(policy / MODEL_RECIPE, MAX_NEW_TOKENS)
     return load_tokenizer(str(policy)), load_model(str(policy))
+
+
+def _train(model: Path, episodes: Sequence[Trajectory], epochs: int, output: Path) -> Path:
+    file = output.with_suffix(".jsonl.gz")
+    save_trajectories(file, episodes)
+    sft.run([
+        "--model", str(model), "--trajectories", str(file), "--keep_failures",
+        "--learning_rate", "1e-3", "--per_device_train_batch_size", "32",
+        "--num_train_epochs", str(epochs), "--save_strategy", "no", "--overwrite",
+        "--disable_tqdm", "true", "--output_dir", str(output),
+    ])  # fmt: skip
+    return output
 
 
 def extend(demonstrations: Sequence[Trajectory]) -> tuple[Any, Any]:

@@ -32,12 +32,21 @@ def test_both_roles_err_in_demonstrations_at_the_stated_rates(demonstrations):
     first = [episode.metrics["first_joint_em"] for episode in demonstrations]
     rejected = [episode.metrics["num_rejections"] for episode in demonstrations]
     right_reviews = sum(a != b for a, b in zip(first, rejected, strict=True))
-    # 100 draws: within three standard deviations of .49 and .75
+    # 100 draws: within three standard deviations of .49 (.7 times .7) and .75
     assert 34 <= sum(first) <= 64
     assert 62 <= right_reviews <= 88
     assert sum(first) < sum(episode.metrics["success"] for episode in demonstrations) < 80
     assert all(episode.transitions[-1].terminated for episode in demonstrations)
     assert {episode.metrics["num_invalid_actions"] for episode in demonstrations} == {0.0}
+
+
+def test_the_last_two_turns_of_skilled_demonstrations_are_right_and_both_verdicts_occur(data):
+    arguments = {**env_kwargs(TWO_ROLES, data, "train"), "chances": roles.SKILLED}
+    renderer = ChatRenderer(load_tokenizer(str(TINY_POLICY)))
+    skilled = list(play_reference(lambda: gym.make(roles.REVIEW, **arguments), renderer, range(40)))
+    assert {episode.metrics["success"] for episode in skilled} == {1.0}
+    assert {step.reward_terms["review"] for e in skilled for step in e.transitions} == {0.0}
+    assert 8 <= sum(episode.metrics["first_joint_em"] for episode in skilled) <= 32
 
 
 def test_no_name_of_a_split_has_two_facts_and_splits_differ(data):
