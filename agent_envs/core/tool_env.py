@@ -5,7 +5,6 @@ the next state, the reward term by term, and whether the episode is over. A subc
 (`get_task`), tools, reward functions and metrics, and judges answers (`on_answer`).
 """
 
-import copy
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -164,8 +163,9 @@ class ToolEnv(TaskFamily):
         super().reset(seed=seed)
         self._find_turn_limit("reset")
         random_state = self.np_random.bit_generator.state
-        # from a copy: the tasks and draws of an episode are the same in every context
-        self._conversation.seed = int(copy.deepcopy(self.np_random).integers(2**32))
+        self._conversation.seed = int(self.np_random.integers(2**32))
+        # undone: the tasks and draws of an episode are the same in every context
+        self.np_random.bit_generator.state = random_state
         self.task_index = choose_task(options or {}, self)
         self._task = self.get_task(self.task_index)
         self._is_over = False

@@ -9,7 +9,7 @@ contain it. The index stores all weights, so a query only adds up a few slices.
 import re
 import unicodedata
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -124,28 +124,26 @@ class RankBM25Retriever(BM25Retriever):
 
 def build_postings(documents: Iterable[list[str]]) -> Postings:
     """Index passages, given as lists of words, which are read once and not kept."""
-    numbers: dict[str, int] = {}
-    words, frequencies = array("i"), array("i")
-    lengths, sizes = array("q"), array("q")
+    numbers: defaultdict[str, int] = defaultdict()
+    numbers.default_factory = numbers.__len__
+    words, lengths = array("i"), array("q")
     for document in documents:
-        counts = Counter(document)
-        words.extend([numbers.setdefault(word, len(numbers)) for word in counts])
-        frequencies.extend(counts.values())
+        words.extend(map(numbers.__getitem__, document))
         lengths.append(len(document))
-        sizes.append(len(counts))
     ordered = sorted(numbers)
     renumber = np.argsort([numbers[word] for word in ordered])  # the inverse of the order
-    columns = renumber[np.asarray(words)]
-    by_word = np.argsort(columns, kind="stable")
-    rows = np.repeat(np.arange(len(lengths), dtype=np.int32), np.asarray(sizes))
+    places = np.repeat(np.arange(len(lengths)), np.asarray(lengths))
+    pairs, frequencies = np.unique(
+        renumber[np.asarray(words)] * len(lengths) + places, return_counts=True
+    )
+    columns, rows = np.divmod(pairs, max(1, len(lengths)))
     num_containing = np.bincount(columns, minlength=len(ordered))  # passages of each word
-    passages, weights = rows[by_word], np.zeros(0)
+    passages, weights = rows.astype(np.int32), np.zeros(0)
     if len(passages):
         size = np.asarray(lengths).astype(np.float64)
         idf = np.log(1 + (len(size) - num_containing + 0.5) / (num_containing + 0.5))
         dampened = K1 * (1 - B + B * size / size.mean())
-        frequency = np.asarray(frequencies)[by_word].astype(np.float64)
-        saturated = frequency * (K1 + 1) / (frequency + dampened[passages])
+        saturated = frequencies * (K1 + 1) / (frequencies + dampened[passages])
         weights = np.asarray(np.repeat(idf, num_containing) * saturated)
     return Postings(
         words=ordered, number=dict(zip(ordered, range(len(ordered)), strict=True)).get,
