@@ -64,6 +64,7 @@ class ChatRenderer:
         self._missing_roles = self._find_missing_roles()
         self._encode_state = functools.lru_cache(_CACHED)(self._encode_new_state)
         self._encode_suffix = functools.lru_cache(_CACHED)(self._encode_new_suffix)
+        self._shows = functools.lru_cache(_CACHED)(self._shows_new)
 
     def prompt_ids(
         self, messages: Sequence[Message], tools: Schemas, previous: Transition | None
@@ -94,7 +95,7 @@ class ChatRenderer:
 
     def shows_tools(self, tools: Sequence[dict[str, Any]]) -> bool:
         """Return whether the template renders differently with tools than without."""
-        return self.render([_QUESTION], tools) != self.render([_QUESTION], None)
+        return self._shows(_key([], tools))
 
     def turn_ids(self, text: str) -> list[int]:
         """Return the tokens of a turn of the model, including the end of the turn."""
@@ -119,6 +120,10 @@ class ChatRenderer:
 
     def decode(self, completion_ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(completion_ids), skip_special_tokens=True))
+
+    def _shows_new(self, key: str) -> bool:
+        tools = json.loads(key)[1]
+        return self.render([_QUESTION], tools) != self.render([_QUESTION], None)
 
     def _encode_new_state(self, key: str) -> list[int]:
         messages, tools = json.loads(key)
