@@ -271,6 +271,8 @@ class StepGRPOTrainer(ResumableTrainer):
         staleness = (batch["staleness"] + since) * batch["action_mask"]
         self.means.add_mean("sampling/staleness", staleness, batch["action_mask"])
         self.means.add_maximum("sampling/staleness_max", float(staleness.max()))
+        if self.scorer.keeps_sampled and not since:  # then the loss checks them
+            batch = {name: batch[name] for name in batch if name != "old_per_token_logps"}
         started = time.perf_counter()
         *others, last = self.scorer.micro_batches(batch, is_training=True)
         loss = torch.zeros((), device=self.accelerator.device)

@@ -56,6 +56,14 @@ class Scorer:
         self._accelerator, self._means = trainer.accelerator, trainer.means
         self._reference = trainer.ref_model  # if it is a separate one
         self._extensions: Sequence[Extension] = trainer.extensions
+        elsewhere = self.args.use_vllm or self.args.num_steps_ahead > 0
+        plain = trainer.generator.model.dtype == torch.float32 and not (
+            elsewhere or self.drops_out or self._accelerator.mixed_precision != "no"
+        )
+        self.keeps_sampled: bool = (
+            plain and self.args.loss_mask and trainer.generator.max_drift is not None
+        )
+        """Whether log-probabilities at sampling are those of the trainer up to rounding."""
         self._can_share = not self.is_sharded and self._check(trainer.generator.model)
 
     def _check(self, model: Any) -> bool:
@@ -118,7 +126,8 @@ class Scorer:
     def fixed_logprobs(self, policy: Any, batch: Batch) -> dict[str, torch.Tensor]:
         """Return the log-probabilities that stay fixed while the policy trains on a batch.
 
-        They are computed without dropout, which would make them differ at equal weights.
+        They are those of sampling, or computed without dropout, which would make them differ at
+        equal weights.
 
         Returns:
             ``old_per_token_logps`` where the weights may differ from those that sampled,
@@ -131,7 +140,9 @@ class Scorer:
         # whether some optimiser steps on a batch start with newer weights than the first
         is_trained_again = args.gradient_accumulation_steps % args.generate_every != 0
         with self._as_in_inference(policy):
-            if needs_correction or is_trained_again or self.drops_out:
+            if is_trained_again and self.keeps_sampled:
+                fixed["old_per_token_logps"] = batch["sampling_per_token_logps"]
+            elif needs_correction or is_trained_again or self.drops_out:
                 old = self.logprobs(policy, batch, is_training=is_training)
                 self._record_drift(old, batch)
                 if needs_correction or is_trained_again:

@@ -89,6 +89,17 @@ def test_micro_batches_under_a_token_budget_do_not_change_a_training_step(make_t
         assert trainer._metrics["train"]["rows/padding_share"][-1] <= max_share
 
 
+def test_in_float32_old_log_probabilities_are_those_of_sampling(make_trainer, played):
+    old = {}
+    for limit in (0.2, None):  # without the check of drift they are computed again
+        trainer = make_trainer(max_logprob_drift=limit, num_iterations=2)
+        (batch,) = micro_batches(trainer, played)
+        old[limit] = batch["old_per_token_logps"] * batch["tool_mask"]
+        is_sampled = batch["old_per_token_logps"].equal(batch["sampling_per_token_logps"])
+        assert is_sampled == (limit is not None)
+    torch.testing.assert_close(old[0.2], old[None], rtol=0.0, atol=1e-4)
+
+
 def test_trained_tokens_are_the_sampled_ones_with_their_log_probabilities(make_trainer, played):
     trainer = make_trainer()
     (batch,) = micro_batches(trainer, played)
