@@ -8,6 +8,7 @@ term, alone or among others, and a choice among attempts (`agent_trainers.experi
 
 import dataclasses
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,6 +135,7 @@ def train(options: TrainArguments) -> None:
             per_device_train_batch_size=PAIRS_PER_STEP, seed=options.seed + k, max_length=None,
             bf16=not on_cpu, use_cpu=on_cpu, gradient_checkpointing=not is_tiny(config),
             dataloader_pin_memory=not on_cpu, save_strategy="no", report_to="none",
+            disable_tqdm=not sys.stderr.isatty(),
         )  # fmt: skip
         data = Dataset.from_list(pairs)
         trainer = RewardTrainer(model, settings, train_dataset=data, processing_class=tokenizer)
