@@ -89,6 +89,13 @@ FAMILIES = {
     "Pangu": turns("[unused9]\u7528\u6237\uff1a", "[unused9]\u52a9\u624b\uff1a", "[unused10]"),
     "Xverse": turns("Human: ", "Assistant: ", "<|endoftext|>"),
     "RWKV": turns("User: ", "Assistant: ", "\n\n"),
+    "DeepSeek Coder": turns("### Instruction:\n", "### Response:\n", "\n<|EOT|>\n"),
+    "InternLM": turns("<|User|>:", "<|Bot|>:", "<eoa>\n", end_of_user="<eoh>\n"),
+    "Jamba": turns("<|bom|><|user|> ", "<|bom|><|assistant|> ", "<|eom|>", "<|bom|><|system|> "),
+    "Granite Code": turns("Question:\n", "Answer:\n", "\n\n", "System:\n"),
+    "Aquila": turns("###Human: ", "###Assistant: ", "</s>", end_of_user=""),
+    "Koala": turns("USER: ", "GPT: ", "</s>", end_of_user=" "),
+    "KULLM": turns("### \uba85\ub839\uc5b4:\n", "### \uc751\ub2f5:\n", "\n\n"),
 }  # fmt: skip
 """By family and role. A tokenizer may have the markers as control tokens, or not."""
 

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 from agent_envs.core.messages import Message
 from agent_envs.errors import ConfigurationError
-from agent_envs.formats.control_strings import CALLS
+from agent_envs.formats.control_strings import CALLS, as_read
 from agent_envs.formats.openai_format import fold_roles
 from agent_trainers.policies.control_tokens import ControlTokens, OwnMarkup, clean
 from agent_trainers.policies.policy import Schemas
@@ -261,24 +261,25 @@ class ChatRenderer:
         as a colon, and where no control token is near, any line. Other words next to control
         tokens, such as ``user``, mark nothing by themselves.
         """
+        runs, ends = set(), {""}
+        for roles in (["system", "user", "assistant", "user"], ["user", "assistant", "tool"]):
+            said = [cast(Message, {"role": r, "name": "f", "content": _MARK}) for r in roles]
+            for state in (said[: place + 1] for place in range(len(said))):
+                try:
+                    runs |= {*self._apply_template(state, None).split(_MARK)}
+                    whole = self._apply_template(state, None, add_generation_prompt=False)
+                except Exception:  # noqa: BLE001, S112 - foreign code: the template rejects it
+                    continue
+                ends.add(whole.rpartition(_MARK)[2])
         written: dict[str, str] = {}
-        for roles in (
-            ["user"],
-            ["system", "user", "assistant", "user"],
-            ["user", "assistant", "tool"],
-        ):
-            messages = [cast(Message, {"role": r, "name": "f", "content": _MARK}) for r in roles]
-            try:
-                text = self._apply_template(messages, None)
-            except Exception:  # noqa: BLE001, S112 - foreign code: the template rejects it
-                continue
-            for run in text.split(_MARK):
-                written |= self._patterns_of(run)
+        for run in sorted(runs):
+            end = max(filter(run.startswith, ends), key=len)  # the start of the next message is on
+            written |= self._patterns_of(end) | self._patterns_of(run.removeprefix(end))
         everyone = [written[text] for text in sorted(written, key=len, reverse=True)
                     if not CALLS.fullmatch(text)]  # fmt: skip
         by_tools = [*everyone, *(written[text] for text in written if CALLS.fullmatch(text))]
         everywhere, in_results = (
-            re.compile("|".join(patterns), re.MULTILINE) if patterns else None
+            re.compile("|".join(patterns), re.MULTILINE | re.IGNORECASE) if patterns else None
             for patterns in (everyone, by_tools)
         )
         return everywhere, in_results
@@ -291,12 +292,14 @@ class ChatRenderer:
         for start, end in zip(starts, [*(start for start, _ in spans), len(run)], strict=True):
             for line in filter(None, map(str.strip, run[start:end].splitlines())):
                 units = _UNIT.findall(line)
-                patterns |= {unit: re.escape(unit) for unit in units}
+                patterns |= {unit: _variants(unit) for unit in units}
                 for text in filter(None, (part.strip(" |") for part in _UNIT.split(line))):
+                    if len(text) < 2:  # nothing to break up
+                        continue
                     if _SYMBOL.search(text) and (not units or re.search(r"\w", text)):
-                        patterns[text] = rf"(?<!\w){re.escape(text)}"
+                        patterns[text] = _variants(text)
                     elif not units and not spans:
-                        patterns[text] = f"^{re.escape(text)}$"
+                        patterns[text] = f"^(?:{_variants(text)})"
         return patterns
 
     @functools.cached_property
@@ -312,6 +315,12 @@ class ChatRenderer:
         tags = self.control_tokens.tags
         prompt = self._apply_template([_QUESTION], None).rstrip()
         return OwnMarkup(tags, next((tag[1:-1] for tag in tags if prompt.endswith(tag)), ""))
+
+
+def _variants(marker: str) -> str:
+    """Return a pattern of a role marker, with any blanks or none, also as a reader sees it."""
+    texts = filter(None, dict.fromkeys((marker, as_read(marker))))
+    return "|".join(r"[^\S\n]*".join(map(re.escape, text.split())) for text in texts)
 
 
 def _key(messages: Sequence[Message], tools: Schemas) -> str:
