@@ -87,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
 
     serving = add(
         "serve", "Serve an environment over OpenEnv's protocol, for AgentR1/Remote-v0 and "
-        "OpenEnv's clients."
+        "OpenEnv's clients.", usage="%(prog)s [options] env",
     )  # fmt: skip
     serving.add_argument("--host", default="127.0.0.1", help="address (default: this machine only)")
     serving.add_argument("--port", type=int, default=8000, help="port; 0 for a free one")

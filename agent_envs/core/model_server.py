@@ -4,6 +4,7 @@ Retries with back-off, timeouts and connections are those of the ``openai`` libr
 """
 
 import os
+import re
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
@@ -15,6 +16,9 @@ DEFAULT_API_KEY_ENV: Final = "OPENAI_API_KEY"
 _NO_KEY: Final = "none"
 """Sent without a key, since the library requires one."""
 Result = TypeVar("Result")
+_URL: Final = re.compile(
+    r"https?://(?:[^\s/@]*@)?(?:\[[\w:.]+\]|[^\s/?#:@\[\]]+)(?::\d{1,5})?(?:[/?#]\S*)?"
+)
 
 
 class ServerClient:
@@ -36,6 +40,8 @@ class ServerClient:
         """
         require_extra("openai", "A served model", "openai")
         import openai
+
+        check_url("base_url", base_url)
 
         self._key = os.environ.get(api_key_env or DEFAULT_API_KEY_ENV) or _NO_KEY
         if self._key == _NO_KEY and api_key_env is not None:
@@ -81,3 +87,11 @@ class ServerClient:
         if self._key != _NO_KEY:
             reason = reason.replace(self._key, "…")  # some servers quote a rejected key
         return ServerError(f"{self._where}: {reason}")
+
+
+def check_url(name: str, url: str) -> None:
+    """Check that the argument `name` is the address of a server."""
+    if not _URL.fullmatch(url):
+        raise ConfigurationError(
+            f"{name} must begin with http:// or https:// and the name of a host, not {url!r}."
+        )

@@ -28,6 +28,7 @@ _SHUTDOWN_SECONDS: Final = 2
 # Malformed requests are errors of the client, which gets a 400; uvicorn logs a warning for each.
 _log = logging.getLogger(__name__)
 _log.setLevel(logging.ERROR)
+_REFUSALS: Final = ("without completing handshake", "Invalid UTF-8 sequence")
 
 
 def listen(
@@ -83,8 +84,8 @@ def listen(
 
 
 def _is_no_refusal(record: logging.LogRecord) -> bool:
-    """Return False for uvicorn's error about a WebSocket that the application refused."""
-    return "without completing handshake" not in str(record.msg)
+    """Return False for uvicorn's errors about refused WebSockets and malformed messages."""
+    return not any(text in str(record.msg) for text in _REFUSALS)
 
 
 def default_limit() -> int:

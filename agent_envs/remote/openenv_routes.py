@@ -59,14 +59,16 @@ def openenv_routes(description: Mapping[str, Any]) -> "list[Route]":
 
 async def _request_id(request: "Request") -> Any:
     """Return the id of a JSON-RPC request; None if it is none, or too long."""
+    from starlette.requests import ClientDisconnect
+
     body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > _MAX_ID_BYTES:
-            return None
     try:
+        async for part in request.stream():
+            body += part
+            if len(body) > _MAX_ID_BYTES:
+                return None
         call = json.loads(body)
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError, ClientDisconnect):
         return None
     number = call.get("id") if isinstance(call, dict) else None
     return number if isinstance(number, str | int) else None

@@ -12,8 +12,9 @@ from typing import Any, Final
 
 from agent_envs.core.async_bridge import call_with_deadline
 from agent_envs.core.lookup import require_extra
+from agent_envs.core.model_server import check_url
 from agent_envs.core.tool import ToolError
-from agent_envs.errors import ConfigurationError, DataError
+from agent_envs.errors import DataError
 from agent_envs.retrieval.corpus import Hit, Passage
 
 UNAVAILABLE_TEXT: Final = (
@@ -41,8 +42,7 @@ class RetrievalClient:
             timeout_seconds: Limit of a search with all retries; one attempt has half of it.
         """
         require_extra("serve", "A retrieval server", "httpx")
-        if not url.startswith(("http://", "https://")):
-            raise ConfigurationError(f"url must begin with http:// or https://, not {url!r}.")
+        check_url("url", url)
         self.url = url.rstrip("/").removesuffix("/retrieve")
         self._timeout_seconds = timeout_seconds
 

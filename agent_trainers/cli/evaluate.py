@@ -20,6 +20,7 @@ from transformers.hf_argparser import HfArg
 
 from agent_envs.core.command_line import check_range, json_object
 from agent_envs.core.lookup import lookup
+from agent_envs.core.model_server import check_url
 from agent_envs.data.files import write_json
 from agent_envs.errors import ConfigurationError, RolloutError
 from agent_envs.formats.tool_formats import TOOL_FORMATS
@@ -113,12 +114,12 @@ class PolicyArguments:
                 raise ConfigurationError(f"--tool_format {name} needs a served model: --base_url.")
         elif self.use_vllm:
             raise ConfigurationError("--use_vllm does nothing with --base_url: leave out one.")
-        elif not self.base_url.startswith(("http://", "https://")):
-            raise ConfigurationError(f"--base_url {self.base_url}: must begin with http://.")
         elif self.model is None:
             raise ConfigurationError("--base_url needs --model: the model's name on the server.")
         elif self.top_k:
             raise ConfigurationError("--top_k is not a parameter of OpenAI's API; use --top_p.")
+        else:
+            check_url("--base_url", self.base_url)
 
 
 @dataclass

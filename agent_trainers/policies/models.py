@@ -3,6 +3,7 @@
 Torch and transformers are imported only to load a model, so that `check_model` is fast.
 """
 
+import json
 import os
 from difflib import get_close_matches
 from pathlib import Path
@@ -16,6 +17,7 @@ from agent_envs.errors import ConfigurationError
 _VALID_NAMES: Final = "a name on the hub, or a folder that save_pretrained wrote"
 _CONFIGS: Final = ("config.json", "adapter_config.json")
 """Every folder of a model has one of them."""
+_GENERATION: Final = "generation_config.json"
 _SMALL: Final = 2_000_000
 """Parameters below which more threads do not speed up a model."""
 
@@ -26,6 +28,12 @@ def check_model(name: str) -> str:
     if name and path.exists():
         if not any((path / config).is_file() for config in _CONFIGS):
             raise _error(name, f"it is no folder with a {_CONFIGS[0]}")
+        try:  # transformers ignores a damaged one, and with it the tokens that end a turn
+            json.loads((path / _GENERATION).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            pass
+        except (ValueError, OSError) as error:
+            raise _error(name, f"{_GENERATION} is not valid JSON ({error})") from None
         return name
     try:
         validate_repo_id(name)

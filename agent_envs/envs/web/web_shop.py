@@ -8,11 +8,12 @@ from typing import Any, Final
 
 from agent_envs.core.async_bridge import call_with_deadline
 from agent_envs.core.lookup import lookup, require_extra
+from agent_envs.core.model_server import check_url
 from agent_envs.core.rewards import SCORE, format_term, noted_terms
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import Tool, ToolError, quoted
 from agent_envs.core.tool_env import ToolEnv
-from agent_envs.errors import ConfigurationError, DataError
+from agent_envs.errors import DataError
 
 SPLITS: Final[Mapping[str, range]] = {
     "test": range(500),
@@ -101,8 +102,7 @@ class WebShopEnv(ToolEnv):
             shared: Arguments of `ToolEnv`.
         """
         require_extra("webshop", "AgentR1/WebShop-v0", "httpx", "bs4")
-        if not re.match(r"https?://", base_url):
-            raise ConfigurationError(f"base_url must begin with http:// or https://: {base_url!r}.")
+        check_url("base_url", base_url)
         import httpx
 
         self._goals = lookup(SPLITS, split, kind="split")

@@ -289,6 +289,8 @@ UPGRADE = (
         pytest.param(b"GET /ws\r\n\r\n", id="no version"),
         pytest.param(b"POST /reset HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{",
                      id="half a body"),
+        pytest.param(b"POST /mcp HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{",
+                     id="half a call"),
         pytest.param(b"GET / HTTP/1.1\r\nA: " + b"a" * 99_999, id="a head that is too long"),
         pytest.param(UPGRADE.replace(b"localhost", b"x") + b"dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n",
                      id="a refused host"),
@@ -326,3 +328,14 @@ def test_one_client_cannot_take_every_session(serve, client, remote):
     wait_until(lambda: served.num_open == 2)
     expected = local.step("x")
     assert [repr(env.step("x")) for env in greedy] == [repr(expected)] * 3  # one is resumed
+
+
+def test_a_message_that_is_not_utf8_leaves_no_log(serve, caplog):
+    served = serve(MULTI_HOP)
+    with socket.create_connection(("127.0.0.1", served.port), timeout=10) as connection:
+        connection.sendall(UPGRADE + b"dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n")
+        assert b"101 Switching" in connection.recv(4096)
+        connection.sendall(b"\x81\x82\0\0\0\0\xff\xfe")  # a masked text frame
+        while connection.recv(4096):
+            pass
+    assert caplog.text == ""

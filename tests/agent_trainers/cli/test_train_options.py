@@ -111,7 +111,9 @@ WRONG = {
         (["--env", "Nowhere-v0"], "--env Nowhere-v0"),
         (["--output", "."], "--output .: is a folder"),
         (["--trajectories", "x.txt"], "x.txt: unknown kind of file"),
-        (["--base_url", "localhost", "--model", "m"], "must begin with http://"),
+        (["--base_url", "localhost", "--model", "m"], "--base_url must begin with http://"),
+        (["--base_url", "http://", "--model", "m"], "the name of a host, not 'http://'"),
+        (["--model", "no_end"], "Model no_end: generation_config.json is not valid JSON"),
         (["--base_url", "http://localhost"], "--base_url needs --model"),
         (["--base_url", "http://localhost", "--model", "m", "--top_k", "5"], "--top_k"),
         (["--base_url", "http://localhost", "--model", "m", "--max_concurrency", "0"],
@@ -141,6 +143,8 @@ def wrong_inputs(tmp_path, monkeypatch):
         (tmp_path / name).write_text(text, encoding="utf-8")
     shutil.copytree(TINY_POLICY, tmp_path / "damaged")
     (tmp_path / "damaged" / "model.safetensors").write_bytes(b"cut")
+    shutil.copytree(TINY_POLICY, tmp_path / "no_end")
+    (tmp_path / "no_end" / "generation_config.json").write_text("[")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
 
