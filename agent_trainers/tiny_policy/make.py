@@ -53,7 +53,7 @@ PAD, START, END = "<pad>", "<|im_start|>", "<|im_end|>"
 VOCABULARY: Final = 2000
 MAX_CONTEXT: Final = 4096
 LEARNED: Final = 0.9
-"""Success at which training on correct demonstrations stops."""
+"""Success at which training on correct demonstrations stops, by default."""
 P_CORRECT_TURN: Final = 0.5
 """Probability of each turn of a careless demonstration to be kept, by default."""
 NUM_HELD_OUT: Final = 48
@@ -71,6 +71,8 @@ def run(arguments: Sequence[str]) -> None:
     add("--seed", type=int, default=0, help="seed of weights and demonstrations")
     add("--num_tasks", type=int, default=256, help="demonstrated tasks at most")
     add("--num_steps", type=int, default=600, help="updates of supervised training at most")
+    add("--learned", type=float, default=LEARNED,
+        help="success at which training on correct demonstrations stops")  # fmt: skip
     add("--success", type=float, default=0.4,
         help="success at most before reinforcement learning")  # fmt: skip
     add("--p_correct_turn", type=float, default=P_CORRECT_TURN,
@@ -78,7 +80,7 @@ def run(arguments: Sequence[str]) -> None:
         "of other tasks at the same step")  # fmt: skip
     options = parser.parse_args(arguments)
     check_range(options, "at least 1", "num_tasks", "num_steps")
-    check_range(options, "in [0, 1]", "success", "p_correct_turn")
+    check_range(options, "in [0, 1]", "learned", "success", "p_correct_turn")
     output = options.output
     if output.is_dir() and any(output.iterdir()) and not (output / MODEL_RECIPE).is_file():
         raise ConfigurationError(
@@ -89,7 +91,7 @@ def run(arguments: Sequence[str]) -> None:
     source = EnvironmentSource(inspect_environment(options.env, env_kwargs))
     reached = make_tiny_policy(
         source, output, seed=options.seed, num_tasks=options.num_tasks,
-        num_steps=options.num_steps, success=options.success,
+        num_steps=options.num_steps, learned=options.learned, success=options.success,
         p_correct_turn=options.p_correct_turn,
     )  # fmt: skip
     sys.stdout.write(f"{output}: solves {reached:.0%} of held-out tasks.\n")
@@ -129,6 +131,7 @@ def make_tiny_policy(
     seed: int = 0,
     num_tasks: int = 256,
     num_steps: int = 600,
+    learned: float = LEARNED,
     success: float = 0.4,
     p_correct_turn: float = P_CORRECT_TURN,
 ) -> float:
@@ -140,6 +143,7 @@ def make_tiny_policy(
         seed: Seed of the weights and the order of demonstrations.
         num_tasks: Demonstrations at most.
         num_steps: Updates on correct demonstrations at most.
+        learned: Success on held-out tasks at which training on correct demonstrations stops.
         success: Success on held-out tasks at most in the end.
         p_correct_turn: Probability of each turn of a careless demonstration to be kept.
 
@@ -200,7 +204,7 @@ def make_tiny_policy(
         trainer.train()
         return end.solved
 
-    reached = train(correct, 3e-3, 40, lambda solved: solved >= LEARNED)
+    reached = train(correct, 3e-3, 40, lambda solved: solved >= learned)
     if reached > success:
         reached = train(
             careless(correct, rng, p_correct_turn), 1e-3, 5, lambda solved: solved <= success

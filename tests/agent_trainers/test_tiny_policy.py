@@ -27,7 +27,7 @@ def test_states_extend_each_other_token_by_token(tokenizer):
 
 
 def test_a_policy_for_an_environment_knows_its_words_and_has_a_recipe(tmp_path, monkeypatch):
-    evaluations = iter([0.2, 0.95, 0.7, 0.3, 0.1])
+    evaluations = iter([0.2, 0.95, 0.7, 0.3, 0.1, 0.4])
 
     class Source(make.EnvironmentSource):
         def evaluate(self, policy, tasks):
@@ -37,7 +37,9 @@ def test_a_policy_for_an_environment_knows_its_words_and_has_a_recipe(tmp_path, 
     monkeypatch.setattr(make, "TOKENS_PER_STEP", 50)
     source = Source(inspect_environment("AgentR1/SyntheticArithmetic-v0", {}))
     assert make.make_tiny_policy(source, tmp_path / "tiny", num_tasks=8, num_steps=80) == 0.3
-    assert next(evaluations) == 0.1  # stopped at 90 % of correct turns, then at 40 %
+    # stopped at 90 % of correct turns, then at 40 %; and next at 10 % of correct turns
+    assert make.make_tiny_policy(source, tmp_path / "tiny", num_tasks=8, learned=0.1) == 0.1
+    assert next(evaluations) == 0.4
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "tiny")
     env = gym.make("AgentR1/SyntheticArithmetic-v0")
     _, info = env.reset(seed=12345)
