@@ -24,6 +24,7 @@ PROGRAM: Final = "python -m benchmarks.families"
 TEST: Final = {"split": "test"}
 ENOUGH: Final = 0.1
 """Success at which supervised training stops; it is evaluated after every 40 updates."""
+_TIMES: Final = ("before", "after")
 WORLDS: Final = "benchmarks.small_worlds:Benchmarks"
 
 
@@ -93,7 +94,7 @@ def _run(arguments: list[str]) -> None:
     facts = run_facts(PROGRAM, arguments, options, [*results.values()])
     table = markdown_table(
         ["family", "environment", "demonstrations", "warm start", "trained", "steps"],
-        [_row(name, result) for name, result in results.items()],
+        [_row(name, results.get(name)) for name in FAMILIES],
     )
     print(table)  # noqa: T201
     draw(Path(options.output) / "families.png", results)
@@ -138,11 +139,11 @@ def _with_files(grid: Grid, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     return {**kwargs, **files}
 
 
-def _row(name: str, result: Result) -> list[str]:
-    scores = (f"{_percent(result, when)}" for when in ("before", "after"))
+def _row(name: str, result: Result | None) -> list[str]:
     family = FAMILIES[name]
-    environment = family.env.rpartition("/")[2]
-    return [name, f"`{environment}`", str(family.demonstrations), *scores, str(family.steps)]
+    scores = ["not run"] * 2 if result is None else [_percent(result, w) for w in _TIMES]
+    environment = f"`{family.env.rpartition('/')[2]}`"
+    return [name, environment, str(family.demonstrations), *scores, str(family.steps)]
 
 
 def _percent(result: Result, when: str) -> str:
