@@ -4,10 +4,13 @@ import importlib
 import json
 
 import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import Qwen3ForCausalLM
 
 from benchmarks import held_out
-from benchmarks.performance import gpu_check, gradients, memory, time_to_success, training
-from benchmarks.performance.models import Settings, model_config
+from benchmarks.performance import counts, gpu_check, gradients, memory, time_to_success, training
+from benchmarks.performance.models import SHAPES, Settings, model_config
 from benchmarks.performance.steps import PAIRS_PER_ROUND
 
 TINY = Settings(
@@ -19,8 +22,8 @@ TINY = Settings(
 STEP = {"time/rollout_seconds": 0.5, "time/score_seconds": 0.25, "time/train_seconds": 0.25}
 COMMANDS = [
     "credit.__main__", "held_out", "papers_real.__main__",
-    "papers_table", "performance.gpu_check", "performance.memory", "performance.time_to_success",
-    "performance.training",
+    "papers_table", "performance.counts", "performance.gpu_check", "performance.memory",
+    "performance.time_to_success", "performance.training",
 ]  # fmt: skip
 
 
@@ -48,6 +51,16 @@ def test_training_is_measured_on_both_sides_with_the_same_episodes(monkeypatch):
     assert one["token_ratio"] > 1
     lines = [line for name, result in results.items() for line in training.describe(name, result)]
     assert len(lines) == 5 + 1  # comparisons, and the speed of one
+
+
+def test_the_formula_counts_the_operations_of_a_model():
+    config = model_config(SHAPES["tiny"], 40, attn_implementation="eager")
+    model = Qwen3ForCausalLM(config)
+    with FlopCounterMode(display=False) as counter:
+        model(input_ids=torch.ones(3, 7, dtype=torch.long)).logits.sum().backward()
+    # the model's own head: of all 3 * 7 tokens, and not applied again in the backward pass
+    head = 3 * 7 * config.hidden_size * config.vocab_size
+    assert counts.flops(config, 3, 7, 3 * 7) - 2 * head == counter.get_total_flops()
 
 
 def test_the_goal_is_reached_at_the_first_of_two_consecutive_checkpoints():
