@@ -131,20 +131,10 @@ def make_threaded(
     *,
     autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
     step_timeout: float | None = DEFAULT_STEP_TIMEOUT_SECONDS,
-    member_wrappers: Sequence[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]] = (),
     **kwargs: Any,
 ) -> ThreadVectorEnv:
-    """Make `num_envs` members of an id, as ``gym.make_vec`` does; they share the `kwargs`.
-
-    `member_wrappers` are put around each member, the first one innermost. (``gym.make_vec`` refuses
-    its own ``wrappers`` for an id with a vector entry point.)
-    """
-
-    def make() -> gym.Env[Any, Any]:
-        return functools.reduce(
-            lambda env, wrap: wrap(env), member_wrappers, gym.make(id, **kwargs)
-        )
-
+    """Make `num_envs` members of an id, as ``gym.make_vec`` does; they share the `kwargs`."""
+    make = functools.partial(gym.make, id, **kwargs)
     return ThreadVectorEnv(
         [make] * num_envs, autoreset_mode=autoreset_mode, step_timeout=step_timeout
     )
