@@ -29,6 +29,7 @@ from agent_trainers.policies.engines import VLLMServerPolicy
 from agent_trainers.policies.models import load_tokenizer
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.policies.sampling import SamplingSettings
+from agent_trainers.rollout.collector import OnEnd
 from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.trajectory import Trajectory
 
@@ -148,8 +149,10 @@ class FaultyEngine:
         return {"id": "x", "object": "text_completion", "model": "policy", "choices": [choice]}
 
 
-def run_sessions(url: str, number: int, *, timeout_seconds: float = 5.0) -> list[Trajectory]:
-    """Run `number` episodes at once on a server."""
+def run_sessions(
+    url: str, number: int, *, timeout_seconds: float = 5.0, on_end: OnEnd | None = None
+) -> list[Trajectory]:
+    """Run `number` episodes at once on a server; `on_end` is that of `Rollout.collect`."""
     settings = SamplingSettings(max_new_tokens=TURN, eos_token_ids=(END,))
     renderer = ChatRenderer(load_tokenizer(str(TINY_POLICY)))
     options = {"max_concurrency": number, "timeout_seconds": timeout_seconds, "max_retries": 10}
@@ -159,7 +162,7 @@ def run_sessions(url: str, number: int, *, timeout_seconds: float = 5.0) -> list
         for i in range(number)
     ]
     with contextlib.closing(policy), contextlib.closing(Rollout(make_env, policy)) as rollout:
-        return rollout.collect(specs)
+        return rollout.collect(specs, on_end)
 
 
 def make_env() -> Any:
