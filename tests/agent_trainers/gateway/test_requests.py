@@ -249,12 +249,15 @@ def test_rewards_go_to_the_newest_turn(scripted):
 def test_beyond_a_limit_calls_are_refused_and_the_episode_is_cut_off(
     scripted, limits, lengths, reason
 ):
+    started = time.perf_counter()
     session = scripted(reply_with("abc"), limits=SessionLimits(**limits)).open(task_id="0")
     for _ in lengths:
         ask(session)
     with pytest.raises(openai.PermissionDeniedError, match=next(iter(limits))):
         ask(session)
+    assert session.is_cut_off == (reason == StopReason.TOKEN_LIMIT)  # the last turn only
     trajectory = session.close(0.0)
+    assert trajectory.timings["generate_seconds"] <= time.perf_counter() - started
     assert (trajectory.stop_reason, list(trajectory.lengths)) == (reason, lengths)
     for last in trajectory.transitions[-1:]:
         assert (last.terminated, last.truncated) == (False, True)
