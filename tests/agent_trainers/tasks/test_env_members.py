@@ -30,7 +30,7 @@ def test_an_entry_is_an_id_json_or_a_mapping():
     ({"id": HOP, "weight": 0}, "entry 2: weight: .*greater than 0, not 0"),
     ({"id": HOP, "weight": float("nan")}, "weight: "),
     ({"id": HOP, "weight": True}, "weight: .*number"),
-    ({"id": HOP, "kwargs": [1]}, "kwargs: .*dictionary"),
+    ({"id": HOP, "kwargs": [1]}, "kwargs: .*a JSON object"),
     ({"id": HOP, "name": "a/b"}, "name: .*pattern"),
     ({"id": HOP, "tasks": [True]}, r"tasks\.0: .*integer"),
     ({"id": HOP, "tasks": [4, 2, 4]}, "listed more than once"),
