@@ -97,6 +97,7 @@ def _run(arguments: list[str]) -> None:
         [_row(name, results.get(name)) for name in FAMILIES],
     )
     print(table)  # noqa: T201
+    Path(options.output).mkdir(parents=True, exist_ok=True)
     draw(Path(options.output) / "families.png", results)
     head = f"# One trained result per family\n\n`{facts['command']}`, {facts['date']}\n\n"
     note = f"Success in %, 95 % intervals, {options.num_tasks} held-out tasks, temperature 1."

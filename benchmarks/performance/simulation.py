@@ -540,7 +540,8 @@ def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
             own = [row for row in rows if row["mode"] == mode]
             axis.plot([r["workers"] for r in own], [r[key] for r in own], marker="o", label=mode)
         axis.set(xscale="log", xlabel="workers", ylabel=key, ylim=(0, None))
-        axis.set_xticks(WORKERS, [str(number) for number in WORKERS])
+        numbers = sorted({row["workers"] for row in rows})
+        axis.set_xticks(numbers, [str(number) for number in numbers])
         axis.minorticks_off()
     axes[0].legend()
     figure.savefig(path, dpi=150)
