@@ -14,6 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 import simpy
+import torch
 from greenlet import getcurrent, greenlet
 
 from agent_envs.core import async_bridge
@@ -154,6 +155,8 @@ def virtual_time() -> Iterator[VirtualTime]:
         async_rollouts: {"submit": time.submit},
     }  # fmt: skip
     with contextlib.ExitStack() as stack:
+        # Virtual threads share the mode of a real one, and may leave `no_grad` in another order.
+        stack.enter_context(torch.set_grad_enabled(torch.is_grad_enabled()))
         for module, names in replaced.items():
             stack.enter_context(patch.multiple(module, **names))
         yield time

@@ -1,12 +1,23 @@
 """Real scheduling code in virtual time: closed forms of small cases."""
 
+import gc
+
 import pytest
+import torch
 
 pytest.importorskip("simpy")
 pytest.importorskip("greenlet")
 
 from benchmarks.performance import simulation
 from benchmarks.performance.virtual_time import virtual_time
+
+
+@pytest.fixture(autouse=True)
+def checked_grad_mode():
+    yield
+    gc.collect()  # threads that are still waiting would end here
+    assert torch.is_grad_enabled()
+
 
 TURNS = {
     # forward passes take no time, an update 1 s; one tool call, then an answer, of a token each
