@@ -30,7 +30,7 @@ from agent_trainers.policies.local import transformers_policy
 from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.rollout.evaluation import evaluate_policy
 from agent_trainers.trainers.extensions import Extension
-from agent_trainers.trajectory import Trajectory
+from agent_trainers.trajectory import Trajectory, save_trajectories
 from benchmarks.performance.models import load_tokenizer
 from benchmarks.trl_peer import batch_of, make_trl_trainer
 
@@ -298,3 +298,18 @@ def evaluate(policy: Policy, column: str, spec: LearningRun) -> float:
 
 if __name__ == "__main__":
     run(LearningRun(**json.loads(sys.argv[2])), Path(sys.argv[1]))
+
+
+def fine_tune(model: Path, episodes: Sequence[Trajectory], output: Path, *, epochs: int) -> Path:
+    """Train a model on demonstrations, failed ones included, and return the folder `output`."""
+    from agent_trainers.cli import sft
+
+    file = output.with_suffix(".jsonl.gz")
+    save_trajectories(file, episodes)
+    sft.run([
+        "--model", str(model), "--trajectories", str(file), "--keep_failures",
+        "--learning_rate", "1e-3", "--per_device_train_batch_size", "32",
+        "--num_train_epochs", str(epochs), "--save_strategy", "no", "--overwrite",
+        "--disable_tqdm", "true", "--output_dir", str(output),
+    ])  # fmt: skip
+    return output

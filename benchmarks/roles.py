@@ -30,7 +30,6 @@ from agent_envs.envs.synthetic.world import make_world
 from agent_envs.scoring.statistics import paired_test
 from agent_leaderboard.report.visible_text import markdown_table
 from agent_trainers import TINY_POLICY
-from agent_trainers.cli import sft
 from agent_trainers.cli.arguments import parse, run_command
 from agent_trainers.policies.local import transformers_policy
 from agent_trainers.policies.models import load_model, load_tokenizer
@@ -39,9 +38,9 @@ from agent_trainers.recipes import MODEL_RECIPE
 from agent_trainers.rollout.demonstrations import play_reference
 from agent_trainers.rollout.evaluation import evaluate_policy
 from agent_trainers.tiny_policy.make import write_recipe
-from agent_trainers.trajectory import Trajectory, save_trajectories
+from agent_trainers.trajectory import Trajectory
 from benchmarks.grid import Result, output_in_log, running_cells
-from benchmarks.learning_run import LearningRun, num_tokens, prepare
+from benchmarks.learning_run import LearningRun, fine_tune, num_tokens, prepare
 from benchmarks.papers_table import mean_text, run_facts, write_page
 
 PROGRAM: Final = "python -m benchmarks.roles"
@@ -232,22 +231,10 @@ def make_start(folder: Path, data: Path) -> tuple[Any, Any]:
     model.save_pretrained(folder / "wider")
     tokenizer.save_pretrained(folder / "wider")
     decisions = [replace(t, transitions=[step]) for t in skilled for step in t.transitions[-2:]]
-    _train(folder / "wider", decisions, NUM_SKILL_EPOCHS, folder / "skilled")
-    policy = _train(folder / "skilled", careless, NUM_EPOCHS, folder / "policy")
+    fine_tune(folder / "wider", decisions, folder / "skilled", epochs=NUM_SKILL_EPOCHS)
+    policy = fine_tune(folder / "skilled", careless, folder / "policy", epochs=NUM_EPOCHS)
     write_recipe(policy / MODEL_RECIPE, MAX_NEW_TOKENS)
     return load_tokenizer(str(policy)), load_model(str(policy))
-
-
-def _train(model: Path, episodes: Sequence[Trajectory], epochs: int, output: Path) -> Path:
-    file = output.with_suffix(".jsonl.gz")
-    save_trajectories(file, episodes)
-    sft.run([
-        "--model", str(model), "--trajectories", str(file), "--keep_failures",
-        "--learning_rate", "1e-3", "--per_device_train_batch_size", "32",
-        "--num_train_epochs", str(epochs), "--save_strategy", "no", "--overwrite",
-        "--disable_tqdm", "true", "--output_dir", str(output),
-    ])  # fmt: skip
-    return output
 
 
 def extend(demonstrations: Sequence[Trajectory]) -> tuple[Any, Any]:

@@ -28,7 +28,6 @@ from agent_envs.core.rewards import correct_term
 from agent_envs.errors import ConfigurationError
 from agent_leaderboard.report.visible_text import markdown_table
 from agent_trainers import TINY_POLICY
-from agent_trainers.cli import sft
 from agent_trainers.cli.arguments import parse, run_command
 from agent_trainers.policies.local import transformers_policy
 from agent_trainers.policies.models import load_model, load_tokenizer
@@ -37,9 +36,8 @@ from agent_trainers.recipes import MODEL_RECIPE
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.evaluation import evaluate_policy, plan_samples
 from agent_trainers.tiny_policy.make import write_recipe
-from agent_trainers.trajectory import TRAJECTORIES_FILE, save_trajectories
 from benchmarks.grid import Result, output_in_log, running_cells
-from benchmarks.learning_run import LearningRun, prepare
+from benchmarks.learning_run import LearningRun, fine_tune, prepare
 from benchmarks.papers_table import mean_text, run_facts, write_page
 
 PROGRAM: Final = "python -m benchmarks.summaries"
@@ -221,14 +219,7 @@ def _make_start(folder: Path) -> Any:
             partial(gym.make, ENV, context=ARMS[arm][0]), ScriptedPolicy(demonstrate)
         ).collect(plan_samples(tasks, 1, seed=0))
     ]
-    demonstrations, policy = folder / TRAJECTORIES_FILE, folder / "policy"
-    save_trajectories(demonstrations, episodes)
-    sft.run([
-        "--model", str(TINY_POLICY), "--trajectories", str(demonstrations), "--keep_failures",
-        "--learning_rate", "1e-3", "--per_device_train_batch_size", "32",
-        "--num_train_epochs", "2", "--save_strategy", "no", "--overwrite", "--disable_tqdm", "true",
-        "--output_dir", str(policy),
-    ])  # fmt: skip
+    policy = fine_tune(TINY_POLICY, episodes, folder / "policy", epochs=2)
     write_recipe(policy / MODEL_RECIPE, MAX_NEW_TOKENS)
     return load_model(str(policy))
 
