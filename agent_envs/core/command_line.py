@@ -86,9 +86,13 @@ def errors_of_one_line(program: str) -> Iterator[None]:
     except (AgentEnvsError, gym.error.Error, ImportError, OSError, SyntaxError, TypeError) as error:
         if isinstance(error, TypeError) and "keyword argument" not in str(error):
             raise  # a defect of the environment, whose author needs the traceback
-        is_unknown = isinstance(error, gym.error.UnregisteredEnv)
-        hint = " All ids: python -m agent_envs list" if is_unknown else ""
-        sys.exit(f"{program}: {error}{hint}")
+        sys.exit(f"{program}: {with_hint(error)}")
+
+
+def with_hint(error: Exception) -> str:
+    """Return the text of an error; of an unknown id, also the command that lists all ids."""
+    is_unknown = isinstance(error, gym.error.UnregisteredEnv)
+    return f"{error} All ids: python -m agent_envs list" if is_unknown else str(error)
 
 
 def check_range(options: Any, words: str, *names: str) -> None:

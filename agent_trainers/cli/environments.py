@@ -19,7 +19,7 @@ from transformers.hf_argparser import HfArg
 
 import agent_envs  # noqa: F401 - registers the environments
 from agent_envs.core.async_bridge import resolve
-from agent_envs.core.command_line import check_range, json_object
+from agent_envs.core.command_line import check_range, json_object, with_hint
 from agent_envs.core.tool_env import ENDLESS
 from agent_envs.errors import AgentEnvsError, ConfigurationError
 from agent_trainers.policies.rendering import ChatRenderer
@@ -47,9 +47,7 @@ def _named_errors(env_id: str, option: str) -> Iterator[None]:
     except AgentEnvsError:
         raise
     except gym.error.Error as error:
-        is_unknown = isinstance(error, gym.error.UnregisteredEnv)
-        hint = " All ids: python -m agent_envs list" if is_unknown else ""
-        raise ConfigurationError(f"--env {env_id}: {error}{hint}") from error
+        raise ConfigurationError(f"--env {env_id}: {with_hint(error)}") from error
     except Exception as error:
         if isinstance(error, TypeError) and "unexpected keyword argument" in str(error):
             raise ConfigurationError(_unknown_argument(env_id, str(error), option)) from error
