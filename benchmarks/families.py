@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from transformers.hf_argparser import HfArg
 
+from agent_envs.core.lookup import lookup
 from agent_leaderboard.report.visible_text import markdown_table
 from agent_trainers import TINY_POLICY
 from agent_trainers.cli.arguments import parse, run_command
@@ -82,13 +83,14 @@ def _run(arguments: list[str]) -> None:
     options = parse(
         arguments, FamiliesArguments, program=PROGRAM, description=(__doc__ or "").split("\n")[0]
     )
+    families = {name: lookup(FAMILIES, name, kind="family") for name in options.families}
     with Grid(options.work, {n: getattr(options, n) for n in ("num_tasks", "seed")}) as grid:
         for split, count in (("train", 2000), ("test", options.num_tasks)):
             write_programs(grid.work / f"{split}.jsonl", split, count)
-        cells = {name: json.loads(json.dumps(FAMILIES[name])) for name in options.families}
+        cells = {name: json.loads(json.dumps(family)) for name, family in families.items()}
         results = grid.run(
             cells,
-            lambda name, _: train(grid, name, FAMILIES[name], options),
+            lambda name, _: train(grid, name, families[name], options),
             jobs=options.jobs,
         )
     facts = run_facts(PROGRAM, arguments, options, [*results.values()])
@@ -97,13 +99,12 @@ def _run(arguments: list[str]) -> None:
         [_row(name, results.get(name)) for name in FAMILIES],
     )
     print(table)  # noqa: T201
-    Path(options.output).mkdir(parents=True, exist_ok=True)
-    draw(Path(options.output) / "families.png", results)
     head = f"# One trained result per family\n\n`{facts['command']}`, {facts['date']}\n\n"
     note = f"Success in %, 95 % intervals, {options.num_tasks} held-out tasks, temperature 1."
     write_page(
         options.output, "families", {"results": results, **facts}, f"{head}{note}\n\n{table}\n"
     )
+    draw(Path(options.output) / "families.png", results)
 
 
 def train(grid: Grid, name: str, family: Family, options: FamiliesArguments) -> Result:

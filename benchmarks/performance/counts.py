@@ -7,7 +7,6 @@ each weight two operations per token in the forward and four in the backward pas
 the same for each pair of positions; an all-reduce has the bytes of all weights, once per step.
 """
 
-import argparse
 import contextlib
 import functools
 import json
@@ -27,6 +26,7 @@ from torch.futures import Future
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, Trainer, TrainerCallback
 
+from agent_envs.core.command_line import CommandLineParser, positive_int
 from agent_envs.data.files import write_json
 from agent_trainers import TINY_POLICY
 from agent_trainers.cli.launch import leave_process_group
@@ -144,8 +144,8 @@ def count_in(num_processes: int) -> dict[str, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser = CommandLineParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--processes", type=positive_int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--output", type=Path, default=RESULTS, help="JSON file of the results")
     options = parser.parse_args(arguments)
     quieten()

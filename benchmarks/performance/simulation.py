@@ -33,6 +33,7 @@ import simpy
 from openai._constants import INITIAL_RETRY_DELAY, MAX_RETRY_DELAY
 from tqdm.auto import tqdm
 
+from agent_envs.core.command_line import CommandLineParser, positive_int
 from agent_envs.data.files import write_json
 from agent_trainers import TINY_POLICY
 from agent_trainers.cli.launch import leave_process_group
@@ -358,7 +359,7 @@ class SimulatedSession(gym.Env[str, str]):
     """An episode of as many turns as a recorded one."""
 
     def __init__(self, recording: Mapping[str, Any]) -> None:
-        self._turns, self._rng = recording["turns"], np.random.default_rng(0)
+        self._turns = recording["turns"]
 
     def reset(self, *, seed: Any = None, options: Any = None) -> Any:
         """Draw the number of turns."""
@@ -529,13 +530,10 @@ def validate(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Draw utilisation and staleness by the number of workers."""
-    import matplotlib as mpl
+    from matplotlib.figure import Figure
 
-    mpl.use("agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
-    for axis, key in zip(axes, ("utilisation", "staleness"), strict=True):
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    for axis, key in zip(axes := figure.subplots(1, 2), ("utilisation", "staleness"), strict=True):
         for mode in MODES:
             own = [row for row in rows if row["mode"] == mode]
             axis.plot([r["workers"] for r in own], [r[key] for r in own], marker="o", label=mode)
@@ -549,12 +547,12 @@ def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = CommandLineParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--record", action="store_true", help="measure real runs first")
     parser.add_argument("--output", type=Path, default=RESULTS, help="JSON file of the results")
     parser.add_argument("--latency", type=float, default=0.5, help="seconds of most tool calls")
-    parser.add_argument("--steps", type=int, default=20, help="optimiser steps of a run")
-    parser.add_argument("--workers", type=int, nargs="*", default=WORKERS)
+    parser.add_argument("--steps", type=positive_int, default=20, help="optimiser steps of a run")
+    parser.add_argument("--workers", type=positive_int, nargs="*", default=WORKERS)
     parser.add_argument("--case", type=json.loads, help=argparse.SUPPRESS)  # of `measure`
     options = parser.parse_args(arguments)
     quieten()

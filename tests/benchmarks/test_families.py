@@ -105,3 +105,10 @@ def test_the_command_trains_each_family_once_and_resumes(tmp_path, monkeypatch, 
     written = json.loads((tmp_path / "families.json").read_text(encoding="utf-8"))
     assert written["results"]["users"]["success_after"] == 0.75
     assert (tmp_path / "families.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_unknown_family_is_refused_before_anything_is_computed(tmp_path, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        families.main(["--families", "tool", "--work", str(tmp_path / "work")])
+    assert "Did you mean 'tools'" in capsys.readouterr().err
+    assert not (tmp_path / "work").exists()
