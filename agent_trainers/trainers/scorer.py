@@ -56,9 +56,9 @@ class Scorer:
         self._accelerator, self._means = trainer.accelerator, trainer.means
         self._reference = trainer.ref_model  # if it is a separate one
         self._extensions: Sequence[Extension] = trainer.extensions
-        self._samples_elsewhere = self.args.use_vllm or self.args.num_steps_ahead > 0
+        elsewhere = self.args.use_vllm or self.args.num_steps_ahead > 0
         plain = trainer.generator.model.dtype == torch.float32 and not (
-            self._samples_elsewhere or self.drops_out or self._accelerator.mixed_precision != "no"
+            elsewhere or self.drops_out or self._accelerator.mixed_precision != "no"
         )
         self.keeps_sampled: bool = (
             plain and self.args.loss_mask and trainer.generator.max_drift is not None
@@ -135,7 +135,8 @@ class Scorer:
             with a reference; each (B, T).
         """
         args, fixed, is_training = self.args, {}, policy.training
-        needs_correction = self._samples_elsewhere and args.vllm_importance_sampling_correction
+        samples_elsewhere = args.use_vllm or args.num_steps_ahead > 0
+        needs_correction = samples_elsewhere and args.vllm_importance_sampling_correction
         # whether some optimiser steps on a batch start with newer weights than the first
         is_trained_again = args.gradient_accumulation_steps % args.generate_every != 0
         with self._as_in_inference(policy):
