@@ -54,7 +54,7 @@ ARMS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
 """Environment and its arguments."""
 WORLDS: Final = {"train": range(20), "test": range(100, 105)}
 """Seeds of the worlds by split; 40 films each."""
-NUM_SKILL_EPOCHS, NUM_EPOCHS = 20, 2
+NUM_SKILL_EPOCHS, NUM_EPOCHS = 40, 2
 SECOND_HOPS: Final = ("birthplace", "employer", "award")
 SKILLED, CARELESS = (1.0, 0.5, 1.0, 1.0), (0.7, 0.7, 0.75, 0.7)
 """Probabilities in a demonstration of the second citation, a right first verdict, a right review
