@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from tempfile import TemporaryFile
 from typing import Any, Final, Literal, get_args
 
 import gymnasium as gym
@@ -270,25 +271,33 @@ def check_processes(subject: Subject) -> str:
         raise NotOffered(f"cannot be sent to another process: {error}") from None
     with ThreadPoolExecutor() as pool:  # two, because the order of two words is often the same
         children = list(pool.map(partial(_run_child, payload), HASH_SEEDS))
-    for child in children:
-        complaint = (child.stderr.decode(errors="replace").splitlines() or [""])[-1]
-        if child.returncode == NOT_MADE:
+    for status, output, errors in children:
+        complaint = (errors.splitlines() or [""])[-1]
+        if status == NOT_MADE:
             raise NotOffered(f"another process cannot make it: {complaint}")
-        expect(child.returncode == 0, f"fails in another process: {complaint}")
-        there, rest = json.loads(child.stdout.splitlines()[-1])
+        expect(status == 0, f"fails in another process: {complaint}")
+        there, rest = json.loads(output.splitlines()[-1])
         for here, other in zip(shown, there, strict=True):
             compare(here, other, "in a process with other hashes")
         compare(expected, rest, "when another process continues from a snapshot")
     return "byte for byte, with other values of PYTHONHASHSEED"
 
 
-def _run_child(payload: bytes, hash_seed: str) -> "subprocess.CompletedProcess[bytes]":
+def _run_child(payload: bytes, hash_seed: str) -> tuple[int, str, str]:
+    """Return the exit status and what was printed: files, as processes left keep pipes open."""
     variables = os.environ | {
         "PYTHONPATH": os.pathsep.join(path or os.curdir for path in sys.path),
         "PYTHONHASHSEED": hash_seed,
     }
     command = [sys.executable, "-P", "-c", _CHILD]
-    return subprocess.run(command, input=payload, capture_output=True, check=False, env=variables)  # noqa: S603
+    open_file = partial(TemporaryFile, "w+", encoding="utf-8", errors="replace")
+    with open_file() as output, open_file() as errors:
+        child = subprocess.run(  # noqa: S603
+            command, input=payload, stdout=output, stderr=errors, check=False, env=variables
+        )
+        output.seek(0)
+        errors.seek(0)
+        return child.returncode, output.read(), errors.read()
 
 
 CHECKS: Final[Mapping[str, Callable[[Subject], str]]] = {
