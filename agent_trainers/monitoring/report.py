@@ -1,5 +1,6 @@
 """The page of sample trajectories and the learning curve."""
 
+import functools
 import importlib.resources
 import io
 import itertools
@@ -26,20 +27,25 @@ def write_trajectory_page(
 
     Without a `tokenizer` actions are shown as text.
     """
-    source = importlib.resources.files("agent_trainers.monitoring").joinpath("report.html.jinja")
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["shade"] = _shade
-    environment.filters["decode"] = str if tokenizer is None else tokenizer.decode
-    page = environment.from_string(source.read_text(encoding="utf-8")).render(
+    page = _template().render(
         title=title,
         samples=samples,
         has_tokens=tokenizer is not None,
+        decode=str if tokenizer is None else tokenizer.decode,
         colours=[mode for mode in COLOURS if _has(samples, mode)],
         state_change=state_change,
         parts=_parts,
         max_tokens=MAX_TOKENS_SHOWN,
     )
     write_text(path, page.encode("utf-8", "replace").decode("utf-8"))
+
+
+@functools.cache
+def _template() -> jinja2.Template:
+    source = importlib.resources.files("agent_trainers.monitoring").joinpath("report.html.jinja")
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["shade"] = _shade
+    return environment.from_string(source.read_text(encoding="utf-8"))
 
 
 def plot_learning_curve(
