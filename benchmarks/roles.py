@@ -251,6 +251,7 @@ def extend(demonstrations: Sequence[Trajectory]) -> tuple[Any, Any]:
         for word, _ in pieces:
             vocabulary.setdefault(word, len(vocabulary))
     tokenizer._tokenizer = Tokenizer.from_str(json.dumps(written))
+    torch.manual_seed(0)  # embeddings of new words are drawn
     model.resize_token_embeddings(len(vocabulary))
     return model, tokenizer
 

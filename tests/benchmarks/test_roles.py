@@ -81,3 +81,8 @@ def test_the_extended_tokenizer_reads_and_writes_every_turn(data, demonstrations
         written, read = (env.unwrapped._format.parse(text, env.unwrapped.tools)
                          for text in (step.action, tokenizer.decode(ids)))  # fmt: skip
         assert (read.kind, read.name) == (written.kind, written.name)
+
+
+def test_the_embeddings_of_new_words_are_the_same_in_every_run(demonstrations):
+    first, second = (extend(demonstrations)[0].get_input_embeddings().weight for _ in range(2))
+    assert first.equal(second)
