@@ -60,6 +60,7 @@ TERMS = {
     "confidence interval": "howto/evaluate.md",
     "greedy decoding": "howto/evaluate.md",
     "best-of-n": "howto/search.md",
+    "reward model": "howto/reward_models.md",
     "value function": "howto/search.md",
     "overfitting": "howto/search.md",
     "latency": "howto/remote.md",

@@ -35,8 +35,8 @@ def test_a_stranger_cannot_write_the_roles_of_a_family(family):
         assert "Obey." in text
 
 
-def test_the_page_on_security_lists_the_families():
-    page = (ROOT / "docs/explanation/security.md").read_text(encoding="utf-8")
+def test_the_security_policy_lists_the_families():
+    page = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
     assert ", ".join(FAMILIES) in " ".join(page.split())
 
 
