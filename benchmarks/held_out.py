@@ -13,11 +13,13 @@ from typing import Any, Final
 from agent_envs.core.command_line import CommandLineParser, positive_int
 from agent_leaderboard.report.visible_text import markdown_table
 from agent_trainers import TINY_POLICY
+from agent_trainers.cli.arguments import run_command
 from agent_trainers.policies.local import load_policy
 from agent_trainers.policies.policy import Policy
 from agent_trainers.rollout.evaluation import evaluate_policy
 from benchmarks.embedded_policy.make import mixture
 
+PROGRAM: Final = "python -m benchmarks.held_out"
 HELD_OUT: Final[Mapping[str, Mapping[str, Any]]] = {
     "paraphrase": {"variant": "paraphrase"},
     "relations": {"variant": "relations"},
@@ -35,7 +37,11 @@ HELD_OUT: Final[Mapping[str, Mapping[str, Any]]] = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = CommandLineParser(description=(__doc__ or "").splitlines()[0])
+    run_command(PROGRAM, _run, arguments)
+
+
+def _run(arguments: Sequence[str]) -> None:
+    parser = CommandLineParser(prog=PROGRAM, description=(__doc__ or "").splitlines()[0])
     parser.add_argument("models", nargs="*", default=[str(TINY_POLICY)], help="folders of policies")
     parser.add_argument(
         "--num_tasks", type=positive_int, default=500, help="held-out tasks of each row"

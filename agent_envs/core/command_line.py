@@ -45,6 +45,11 @@ def positive_int(text: str) -> int:
     return value
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: ``1 step``, ``2 steps``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def json_object(value: str | None, option: str) -> dict[str, Any]:
     """Return the JSON object of an option."""
     try:

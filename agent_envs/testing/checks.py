@@ -21,6 +21,7 @@ import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env
 
+from agent_envs.core.command_line import counted
 from agent_envs.core.messages import Role
 from agent_envs.core.tool_env import ENDLESS, ToolEnv
 from agent_envs.errors import ConformanceError, SnapshotError
@@ -170,7 +171,7 @@ def check_tasks(subject: Subject) -> str:
             is_refused = _raised(env.reset, options={"task": task}) is not None
             expect(is_refused, f"there is no task {task}, but reset begins it")
         expect(None in ids or len(ids) == len(set(ids)), f"several tasks have the id {ids[0]!r}")
-    return "endless tasks" if num_tasks is None else f"{num_tasks} tasks"
+    return "endless tasks" if num_tasks is None else counted(num_tasks, "task")
 
 
 def check_reference(subject: Subject) -> str:
@@ -190,7 +191,7 @@ def check_reference(subject: Subject) -> str:
             expect(success == 1, f"seed {seed}: after the reference actions {success=}")
     if not num_solved:
         raise NotOffered("no reference_actions")
-    return f"{num_solved} tasks solved"
+    return f"{counted(num_solved, 'task')} solved"
 
 
 def check_turn_limit(subject: Subject) -> str:
@@ -205,7 +206,8 @@ def check_turn_limit(subject: Subject) -> str:
                 raise NotOffered("a mistake ends the episode")
             expect(truncated == is_last, f"max_episode_steps=2: {truncated=} when {is_last=}")
     limit = subject.spec.max_episode_steps
-    return f"{limit} turns" if limit else "warning: there is none; register max_episode_steps="
+    none = "warning: there is none; register max_episode_steps="
+    return counted(limit, "turn") if limit else none
 
 
 def check_any_text(subject: Subject) -> str:

@@ -18,7 +18,7 @@ from rich.table import Column, Table
 from tqdm.auto import tqdm
 from transformers.hf_argparser import HfArg
 
-from agent_envs.core.command_line import check_range, json_object
+from agent_envs.core.command_line import check_range, counted, json_object
 from agent_envs.core.lookup import lookup
 from agent_envs.core.model_server import check_url
 from agent_envs.data.files import write_json
@@ -247,7 +247,8 @@ def _print_table(options: EvaluateArguments, evaluation: Evaluation) -> None:
             table.add_row("  errors: episodes not scored", f"{num_errors} of {num_episodes}")
     usage = evaluation.usage
     table.caption = (
-        f"{num_episodes} episodes, {num_errors} errors; {usage.calls} model turns, "
+        f"{counted(num_episodes, 'episode')}, {counted(num_errors, 'error')}; "
+        f"{counted(usage.calls, 'model turn')}, "
         f"{usage.prompt_tokens} prompt and {usage.completion_tokens} completion tokens"
     )
     Console().print(table)
@@ -295,7 +296,8 @@ def collect(arguments: Sequence[str]) -> None:
             "more --samples_per_task, or --keep_failures."
         )
     num_solved = len({t.group_id for t in kept if t.success})
-    notify(f"{len(kept)} episodes of {len(tasks)} tasks, {num_solved} of them solved: {output}")
+    found = f"{counted(len(kept), 'episode')} of {counted(len(tasks), 'task')}"
+    notify(f"{found}, {num_solved} of them solved: {output}")
     hint = f" --env {options.env}" if "tool_format" not in environment.env_kwargs else ""
     notify(f"Train on them with: agent-r1-sft --trajectories {output}{hint}")
 
@@ -349,7 +351,8 @@ def open_environment(
         split = split_tasks(member, environment.num_tasks, count, seed)
         tasks = ((split.train if is_training else split.eval) or tasks)[: options.num_tasks]
     source = "" if path is None else f", as in {path}"
-    notify(f"{options.env} {json.dumps(environment.env_kwargs)}, {len(tasks)} tasks{source}.")
+    number = counted(len(tasks), "task")
+    notify(f"{options.env} {json.dumps(environment.env_kwargs)}, {number}{source}.")
     return environment, tasks
 
 

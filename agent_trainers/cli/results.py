@@ -26,6 +26,7 @@ from rich.text import Text
 from transformers import TrainerCallback
 from transformers.integrations import TensorBoardCallback, TrackioCallback, WandbCallback
 
+from agent_envs.core.command_line import counted
 from agent_envs.data.files import write_json
 from agent_envs.errors import ConfigurationError, RolloutError
 from agent_trainers.cli.output_folder import EVALUATION_FILE, RESULTS_FILE
@@ -306,7 +307,9 @@ def write_results(
         **({"by_environment": by_environment} if by_environment else {}),
         "steps": trainer.state.global_step,
         "seconds": round(trainer.training_seconds, 2),
-        "total_seconds": round(time.perf_counter() - files._started, 2),
+        "total_seconds": round(
+            trainer.seconds_before_resume + time.perf_counter() - files._started, 2
+        ),
         "num_processes": trainer.accelerator.num_processes,
         "num_parameters": trainer.accelerator.unwrap_model(trainer.model).num_parameters(),
         **{name: v for each in trainer.extensions for name, v in each.results().items()},
@@ -351,11 +354,11 @@ def print_results(results: Mapping[str, Any], folder: Path) -> None:
     for label, own, kind, form in shown:
         table.add_row(label, *(_cell(own, f"{kind}_{when}", form) for when in ("before", "after")))
     effort = (
-        f"{results['steps']} optimiser steps in {results['seconds']:.0f} s "
+        f"{counted(results['steps'], 'optimiser step')} in {results['seconds']:.0f} s "
         f"({results['total_seconds']:.0f} s in all)"
     )
     table.caption = (
-        f"95 % intervals; {results['num_eval_episodes']} evaluation episodes: "
+        f"95 % intervals; {counted(results['num_eval_episodes'], 'evaluation episode')}: "
         f"{results['evaluated_on']}; {effort}"
     )
     console = Console()
@@ -421,7 +424,8 @@ def dry_run(trainer: StepGRPOTrainer, title: str, checkpoint: str | None = None)
     for group_id, task_id, shown_return, style in episodes:
         groups.setdefault(group_id, Text(f"  {task_id:.40}:")).append(f" {shown_return}", style)
     console.print(
-        f"{len(groups)} groups, {len(episodes)} episodes; returns, grey without advantage"
+        f"{counted(len(groups), 'group')}, {counted(len(episodes), 'episode')}; "
+        "returns, grey without advantage"
     )
     console.print(*list(groups.values())[:MAX_GROUPS], sep="\n")
     console.rule("a trajectory, step by step", align="left")

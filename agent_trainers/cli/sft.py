@@ -17,7 +17,7 @@ from transformers.hf_argparser import HfArg
 from transformers.trainer_utils import get_last_checkpoint
 from trl import SFTConfig, SFTTrainer, get_peft_config
 
-from agent_envs.core.command_line import check_range, json_object
+from agent_envs.core.command_line import check_range, counted, json_object
 from agent_envs.errors import ConfigurationError, DataError
 from agent_trainers.batching.rows import make_rows
 from agent_trainers.cli.arguments import CommandParser, notifier, read_config, run_command
@@ -125,8 +125,9 @@ def run(arguments: Sequence[str]) -> None:
         dataset, num_too_long = supervised_dataset(kept, config.max_length)
         num_trained = sum(label >= 0 for row in dataset["labels"] for label in row)
         notify(
-            f"{len(kept)} of {len(found)} demonstrations, {len(dataset)} rows, {num_trained} "
-            f"tokens to train; {num_too_long} rows longer than {config.max_length} tokens left out."
+            f"{len(kept)} of {len(found)} demonstrations, {counted(len(dataset), 'row')}, "
+            f"{num_trained} tokens to train; {counted(num_too_long, 'row')} longer than "
+            f"{config.max_length} tokens left out."
         )
         config.model_init_kwargs = options.load_arguments(config.model_init_kwargs)
         with refused_settings():

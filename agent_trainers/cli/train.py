@@ -20,7 +20,7 @@ from transformers.integrations import (
 from transformers.utils.logging import disable_progress_bar
 from trl import get_peft_config
 
-from agent_envs.core.command_line import check_range
+from agent_envs.core.command_line import check_range, counted
 from agent_envs.core.lookup import lookup, require_extra
 from agent_envs.errors import ConfigurationError
 from agent_trainers.cli.arguments import (
@@ -140,7 +140,7 @@ def run(arguments: Sequence[str]) -> int:
     notify(
         f"recipe {values.recipe}; {options.algorithm}: learning rate {config.learning_rate:g}, "
         f"{config.generation_batch_size} episodes a batch in groups of {config.num_generations}, "
-        f"{config.max_steps} steps."
+        f"{counted(config.max_steps, 'step')}."
     )
     with StopRequests(notify) as requests:
         exit_code = _train(options, config, arguments, requests)

@@ -16,7 +16,7 @@ import gymnasium as gym
 from transformers.hf_argparser import HfArg
 
 from agent_envs.core.async_bridge import resolve
-from agent_envs.core.command_line import json_object
+from agent_envs.core.command_line import counted, json_object
 from agent_envs.core.replay import replay
 from agent_envs.errors import AgentEnvsError, ConfigurationError, DataError, ReplayError
 from agent_trainers.cli.arguments import parse, run_command
@@ -95,7 +95,7 @@ def run(arguments: Sequence[str]) -> None:
         task_id = sample.trajectory.task_id
         sys.stdout.write(f"{sample.label}, {task_id:.40}: {_describe(sample.diagnosis)}\n")
     num_named = sum(sample.diagnosis.lost_step is not None for sample in samples)
-    sys.stdout.write(f"{len(samples)} failed episodes, {num_named} with a named step\n")
+    sys.stdout.write(f"{counted(len(samples), 'failed episode')}, {num_named} with a named step\n")
     sys.stdout.write(f"Page of all steps: {stem}.html\n")
 
 

@@ -25,7 +25,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 from transformers.hf_argparser import HfArg
 from trl import RewardConfig, RewardTrainer
 
-from agent_envs.core.command_line import check_range
+from agent_envs.core.command_line import check_range, counted
 from agent_envs.core.lookup import lookup
 from agent_envs.core.messages import Message
 from agent_envs.data.files import atomic_path, write_json
@@ -168,7 +168,8 @@ def score(options: ScoreArguments) -> None:
         raise DataError(f"--trajectories {' '.join(options.trajectories)}: no scorable episode.")
     judges = {model.name: (model, 1.0)}
     save_trajectories(options.output, [rescore(episode, judges) for episode in episodes])
-    notify(f"{len(episodes)} episodes with the reward term {model.name!r}: {options.output}")
+    found = counted(len(episodes), "episode")
+    notify(f"{found} with the reward term {model.name!r}: {options.output}")
 
 
 COMMANDS: Final[dict[str, tuple[Any, Any]]] = {

@@ -102,6 +102,11 @@ def run(arguments: Sequence[str]) -> None:
     rng = np.random.default_rng(options.seed)
     episodes = list(load_trajectories(options.trajectories))
     train, choice, test = make_sets(episodes, options.target, options.gamma, rng)
+    if len({label for example in test for label in example.outcomes}) < 2:
+        raise DataError(
+            f"{options.trajectories}: all episodes of the tasks held out for the test end alike, "
+            "so no value can be measured. Collect at least 100 tasks, with --keep_failures."
+        )
     torch.manual_seed(options.seed)
     model = model_path(options)
     critic, tokenizer = CriticModel(model), load_tokenizer(model)
@@ -178,7 +183,7 @@ def split_tasks(by_task: Mapping[str, Sequence[T]], rng: np.random.Generator) ->
     if len(order) <= 2 * held_out:
         raise DataError(
             f"{len(order)} tasks with scorable episodes are too few for training, choice and test "
-            "sets. Collect more tasks."
+            "sets. Collect at least 100 tasks."
         )
     splits = order[: -2 * held_out], order[-2 * held_out : -held_out], order[-held_out:]
     return [[e for name in names for e in by_task[name]] for names in splits]

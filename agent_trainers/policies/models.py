@@ -35,10 +35,15 @@ def check_model(name: str) -> str:
         except (ValueError, OSError) as error:
             raise _error(name, f"{_GENERATION} is not valid JSON ({error})") from None
         return name
+    near = get_close_matches(path.name, [each.name for each in path.parent.glob("*")], 1)
+    missing = "there is no such folder"
+    missing += f" (did you mean {path.with_name(near[0])}?)" if near else ""
     try:
         validate_repo_id(name)
     except HFValidationError:
-        raise _error(name, "there is no such folder, and it is no valid name on the hub") from None
+        raise _error(name, f"{missing}, and it is no valid name on the hub") from None
+    if path.parent != Path() and path.parent.is_dir():  # offline, a look-up takes a minute
+        raise _error(name, f"{missing}, though {path.parent} is one")
     return name
 
 
@@ -71,10 +76,7 @@ def _load(kind: Any, name: str, **options: Any) -> Any:
     try:
         return kind.from_pretrained(name, **options)
     except Exception as error:  # types of models and files raise many kinds of errors
-        path = Path(name)
-        near = get_close_matches(path.name, [each.name for each in path.parent.glob("*")], 1)
-        hint = f" (did you mean {path.with_name(near[0])}?)" if near else ""
-        is_here = "" if path.exists() else f"there is no such folder{hint}, and "
+        is_here = "" if Path(name).exists() else "there is no such folder, and "
         reason = f"{is_here}{kind.__name__} could not load it ({' '.join(str(error).split())})"
         raise _error(name, reason) from error
 

@@ -36,6 +36,8 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
     _staging: Path | None = None
     _resume_path: str | None = None
     _seconds_before = 0.0
+    seconds_before_resume = 0.0
+    """Seconds of training of the checkpoint that the run resumed from."""
     started = 0.0
 
     def last_checkpoint(self) -> str | None:
@@ -233,7 +235,7 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
         self._total_loss_scalar = state["total_loss"]
         self._globalstep_last_logged = state["last_logged"]
         self._initial_global_step = state["initial_step"]
-        self._seconds_before = state["seconds"]
+        self._seconds_before = self.seconds_before_resume = state["seconds"]
         for name, kept in state["kept"].items():
             if name in self.keeping_state:
                 self.keeping_state[name].load_state_dict(kept)

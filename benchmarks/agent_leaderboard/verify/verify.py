@@ -20,6 +20,7 @@ from typing import Final
 
 from tqdm.auto import tqdm
 
+from agent_envs.core.command_line import counted
 from agent_envs.errors import AgentEnvsError, DataError, MissingExtraError, SandboxUnavailableError
 from agent_leaderboard.agents.agent import acts_by_rules, is_custom, is_recounted, is_repeatable
 from agent_leaderboard.play.environments import recorded_environment
@@ -106,7 +107,7 @@ class Verification:
         lines += [f"On trust: {text}" for text in self.on_trust]
         replayed = f"{self.num_replayed:,} of {self.num_episodes:,} episodes were replayed"
         if self.problems:
-            lines.append(f"Verification FAILED: {len(self.problems)} problems.")
+            lines.append(f"Verification FAILED: {counted(len(self.problems), 'problem')}.")
         elif self.not_replayed:
             lines.append(f"Verified IN PART: {replayed}; the other scores are claims.")
         else:

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from agent_envs import ConfigurationError, DataError
 from agent_envs.errors import AgentEnvsError, RolloutError
+from agent_trainers import StepGRPOTrainer
 from agent_trainers.cli import evaluate, train
 from agent_trainers.cli.launch import launch_command
 from agent_trainers.monitoring.metrics_log import read_metrics
@@ -43,18 +44,26 @@ def copy(whole, tmp_path):
 
 @pytest.mark.parametrize("step", [2, 4])
 def test_a_resumed_run_has_the_results_and_metrics_of_the_whole_run(
-    whole, copy, capsys, run_train, step
+    whole, copy, capsys, run_train, monkeypatch, step
 ):
     # as if killed after step 3, or after the last step
     (copy / "results.json").unlink()
     if step == 2:
         shutil.rmtree(copy / "checkpoint-4")
+    restore = StepGRPOTrainer._restore
+    monkeypatch.setattr(  # the steps before took long
+        StepGRPOTrainer,
+        "_restore",
+        lambda trainer, state, path: restore(trainer, {**state, "seconds": 1000.0}, path),
+    )
     train.run(["--resume", "--output_dir", str(copy)])  # the folder has all else
     assert f"Resuming from {copy / f'checkpoint-{step}'}." in capsys.readouterr().err
     for name in ("success_before", "success_after", "return_after", "steps"):
         assert results_of(whole)[name] == results_of(copy)[name]
     one, other = ([(r["step"], r.get("reward")) for r in read_metrics(f)] for f in (whole, copy))
     assert one == other  # no line twice
+    if step == 2:
+        assert 1000 < results_of(copy)["seconds"] < results_of(copy)["total_seconds"]
 
 
 def test_a_run_leaves_results_curve_page_trajectories_and_a_checkpoint(whole, tmp_path, capsys):
@@ -99,7 +108,7 @@ def test_a_finished_run_is_not_replaced_until_overwrite_is_given(copy, tmp_path,
     run_train(copy, *brief, "--overwrite")
     assert (copy / "model.safetensors").read_bytes() != before
     shown = " ".join(capsys.readouterr().out.split())
-    assert ": 1 optimiser steps in " in shown
+    assert ": 1 optimiser step in " in shown
     assert "without evaluation." in shown
     assert "before" not in shown
 

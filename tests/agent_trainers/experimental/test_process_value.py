@@ -79,6 +79,14 @@ def test_sets_have_tasks_of_their_own_and_scorable_episodes_only():
         make_sets(played[:2], "success", 1.0, np.random.default_rng(0))
 
 
+def test_episodes_that_cannot_measure_a_value_are_refused(tmp_path):
+    step, file = transition([1], [2]), str(tmp_path / "episodes.jsonl")
+    save_trajectories(file, [trajectory(step, task_id=task) for task in "abc"])
+    with pytest.raises(DataError, match="at least 100 tasks, with --keep_failures"):
+        values.run([file, "--output_dir", str(tmp_path / "value")])
+    assert not (tmp_path / "value").exists()
+
+
 def test_a_value_does_not_depend_on_what_is_read_beside_it(critic, tokenizer, monkeypatch):
     value = ProcessValue(critic, ChatRenderer(tokenizer))
     sequences = [[5, 6], [5, 6, 7, 8, 9], [9] * 30, [5, 6]]
@@ -210,7 +218,12 @@ def test_a_value_is_trained_and_searched_with(played, tmp_path, monkeypatch, cap
     save_trajectories("few.jsonl", played)
     with pytest.raises(DataError, match="tasks"):
         values.run(["few.jsonl"])
-    more = [dataclasses.replace(t, task_id=f"{t.task_id} {i}") for t in played for i in range(3)]
+    more = [
+        dataclasses.replace(t, task_id=f"{t.task_id} {i}", metrics={"success": success})
+        for t in played
+        for i in range(3)
+        for success in (0.0, 1.0)
+    ]
     save_trajectories("played.jsonl", more)
     command = ["played.jsonl", "--epochs", "1", "--output_dir", "run"]
     values.run(command)

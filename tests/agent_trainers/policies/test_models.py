@@ -57,10 +57,13 @@ def test_a_model_that_is_none_is_named(tmp_path):
             load(str(tmp_path / "empty"))
 
 
-def test_a_folder_of_nearly_the_name_is_suggested(tmp_path):
-    (tmp_path / "default").mkdir()
-    with pytest.raises(ConfigurationError, match=r"no such folder \(did you mean .*/default\?\)"):
-        models.load_tokenizer(str(tmp_path / "defualt"))
+def test_a_folder_of_nearly_the_name_is_suggested_without_access_to_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "default").mkdir(parents=True)
+    for name in ("runs/defualt", str(tmp_path / "runs" / "defualt")):
+        with pytest.raises(ConfigurationError, match=r"folder \(did you mean .*runs/default\?\)"):
+            models.check_model(name)
+    assert models.check_model("organisation/model") == "organisation/model"
 
 
 @pytest.mark.parametrize(
