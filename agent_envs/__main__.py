@@ -172,7 +172,10 @@ def serve(options: argparse.Namespace) -> None:
         token=options.token or None,
         with_reference=options.reference,
     )
-    listener, socket, url = listen(server, options.host, options.port)
+    try:
+        listener, socket, url = listen(server, options.host, options.port)
+    except OSError as error:
+        raise ConfigurationError(f"{error.strerror}. Choose another --host or --port.") from None
     what = server.description["environment"]
     print(f"Serving {what} at {url} ({options.max_sessions} sessions)", flush=True)  # noqa: T201
     listener.run(sockets=[socket])

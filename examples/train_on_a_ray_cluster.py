@@ -17,11 +17,15 @@ import threading
 from typing import Any
 
 import gymnasium as gym
-import ray
 
 import agent_envs  # noqa: F401 - registers the environments
 from agent_envs.remote.protocol import TOKEN_VARIABLE
 from agent_envs.remote.server import EnvironmentServer, listen
+
+try:
+    import ray
+except ModuleNotFoundError:
+    sys.exit("This example needs Ray: pip install ray")
 
 
 @ray.remote(num_cpus=0.5, scheduling_strategy="SPREAD", max_restarts=-1)

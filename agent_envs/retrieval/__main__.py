@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from agent_envs.core.command_line import CommandLineParser, errors_of_one_line
+from agent_envs.core.command_line import CommandLineParser, counted, errors_of_one_line
 from agent_envs.retrieval.corpus import Corpus, load_passages
 from agent_envs.retrieval.index import save_index
 
@@ -18,7 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with errors_of_one_line("retrieval"):
         corpus = Corpus(passage for path in options.corpus for passage in load_passages(path))
         save_index(corpus, options.folder)
-    print(f"{len(corpus):,} passages: {options.folder}")  # noqa: T201
+    print(f"{counted(len(corpus), 'passage')}: {options.folder}")  # noqa: T201
 
 
 if __name__ == "__main__":

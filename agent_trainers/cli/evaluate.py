@@ -299,6 +299,7 @@ def collect(arguments: Sequence[str]) -> None:
     found = f"{counted(len(kept), 'episode')} of {counted(len(tasks), 'task')}"
     notify(f"{found}, {num_solved} of them solved: {output}")
     hint = f" --env {options.env}" if "tool_format" not in environment.env_kwargs else ""
+    hint += f" --model {options.model}" if options.model else ""
     notify(f"Train on them with: agent-r1-sft --trajectories {output}{hint}")
 
 

@@ -105,7 +105,8 @@ def run(arguments: Sequence[str]) -> None:
     if len({label for example in test for label in example.outcomes}) < 2:
         raise DataError(
             f"{options.trajectories}: all episodes of the tasks held out for the test end alike, "
-            "so no value can be measured. Collect at least 100 tasks, with --keep_failures."
+            "so no value can be measured. Collect at least 100 tasks with --keep_failures, some of "
+            "which the model solves."
         )
     torch.manual_seed(options.seed)
     model = model_path(options)

@@ -265,4 +265,6 @@ def _as_fault(trajectory: Trajectory, error: BaseException) -> Trajectory:
 
 
 def _traceback(error: BaseException) -> str:
+    if isinstance(error, RolloutError):  # it names the cause, which is not in our code
+        return str(error)
     return "".join(traceback.format_exception(error))

@@ -115,6 +115,7 @@ def test_new_overwrites_neither_the_module_nor_its_tests(tmp_path):
         (["serve", ID, "--max_sessions", "0"], "max_sessions must be at least 1, not 0"),
         (["serve", ID, "--idle_timeout", "nan"], "idle_timeout must be positive, not nan"),
         (["serve", ID, "--host", "0.0.0.0"], "admits other machines. Set AGENT_ENVS_TOKEN"),
+        (["serve", ID, "--host", "192.0.2.1", "--token", "x"], "Choose another --host or --port"),
         (["serve", "AgentR1/SyntheticMultiHap-v0"], "Did you mean: `SyntheticMultiHop`"),
         (["play", ID, "--env_kwargs", "[]"], "must be a JSON object"),
         (["check", ID, "--env_kwargs", "{"], "--env_kwargs is not valid JSON"),

@@ -82,7 +82,7 @@ def test_sets_have_tasks_of_their_own_and_scorable_episodes_only():
 def test_episodes_that_cannot_measure_a_value_are_refused(tmp_path):
     step, file = transition([1], [2]), str(tmp_path / "episodes.jsonl")
     save_trajectories(file, [trajectory(step, task_id=task) for task in "abc"])
-    with pytest.raises(DataError, match="at least 100 tasks, with --keep_failures"):
+    with pytest.raises(DataError, match="at least 100 tasks with --keep_failures"):
         values.run([file, "--output_dir", str(tmp_path / "value")])
     assert not (tmp_path / "value").exists()
 

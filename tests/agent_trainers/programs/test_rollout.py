@@ -253,7 +253,7 @@ def test_processes_behave_like_threads(tmp_path, monkeypatch):
         reward="exact_match",
     )
     assert [p.return_ for p in trajectories] == [1.0, 0.0, 1.0]
-    assert "exited with 7" in trajectories[1].error
+    assert trajectories[1].error.startswith("the program exited with 7")
     assert trajectories[1].stop_reason is StopReason.ENVIRONMENT_ERROR
 
 
