@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run(arguments: Sequence[str]) -> None:
-    parser = CommandLineParser(prog=PROGRAM, description=(__doc__ or "").splitlines()[0])
+    parser = CommandLineParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("models", nargs="*", default=[str(TINY_POLICY)], help="folders of policies")
     parser.add_argument(
         "--num_tasks", type=positive_int, default=500, help="held-out tasks of each row"

@@ -33,6 +33,13 @@ _RANGES: Final[Mapping[str, Callable[[Any], bool]]] = {
 class CommandLineParser(argparse.ArgumentParser):
     """A parser that prints errors without the usage, which can be long."""
 
+    def __init__(self, prog: str | None = None, **options: Any) -> None:
+        """Name the program as it was called: `prog`, or ``python -m package.module``."""
+        module = getattr(sys.modules["__main__"], "__spec__", None)
+        if prog is None and module is not None:
+            prog = f"python -m {module.name.removesuffix('.__main__')}"
+        super().__init__(prog, **options)
+
     def error(self, message: str) -> NoReturn:
         """Print the error, and exit with code 2."""
         self.exit(2, f"{self.prog}: {message}\nAll options: {self.prog} --help\n")
@@ -89,7 +96,8 @@ def errors_of_one_line(program: str) -> Iterator[None]:
     try:
         yield
     except (AgentEnvsError, gym.error.Error, ImportError, OSError, SyntaxError, TypeError) as error:
-        if isinstance(error, TypeError) and "keyword argument" not in str(error):
+        is_of_arguments = re.search("(keyword|required positional) argument", str(error))
+        if isinstance(error, TypeError) and not is_of_arguments:
             raise  # a defect of the environment, whose author needs the traceback
         sys.exit(f"{program}: {with_hint(error)}")
 

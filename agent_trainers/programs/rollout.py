@@ -74,7 +74,8 @@ class ProgramTasks(TaskSource):
         """
         self.tasks = read_records(tasks) if isinstance(tasks, str | Path) else [*tasks]
         if not self.tasks:
-            raise DataError("tasks: there is no task in it.")
+            name = f" {tasks}" if isinstance(tasks, str | Path) else ""
+            raise DataError(f"tasks{name}: there is no task in it. Write one row per task.")
         self.num_tasks = len(self.tasks)
         if min(max_calls, max_concurrency or 1) < 1:
             raise ConfigurationError("max_concurrency and max_calls must be positive.")

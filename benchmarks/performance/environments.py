@@ -11,6 +11,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from gymnasium.wrappers import TimeLimit
 
 from agent_envs import Task, ToolEnv, tool
+from agent_envs.core.command_line import CommandLineParser
 from agent_envs.core.vector_env import ThreadVectorEnv
 from benchmarks.performance.interleaved import seconds_of
 
@@ -78,6 +79,7 @@ def measure_vectors() -> dict[str, float]:
 
 def main() -> None:
     """Run the command."""
+    CommandLineParser(description=(__doc__ or "").splitlines()[0]).parse_args()
     results = {
         "microseconds of a step without tool work": measure_overhead(),
         f"seconds of a step of {NUM_MEMBERS} members with a tool of 100 ms": measure_vectors(),

@@ -3,13 +3,14 @@
 import os
 import subprocess
 import sys
+from importlib.machinery import ModuleSpec
 
 import pytest
 
 from agent_envs import ENVIRONMENTS
 from agent_envs.__main__ import main, write_template
 from agent_envs.catalogue import INTRODUCTION
-from agent_envs.core.command_line import errors_of_one_line
+from agent_envs.core.command_line import CommandLineParser, errors_of_one_line
 from agent_envs.errors import ConfigurationError
 
 ID = "AgentR1/SyntheticMultiHop-v0"
@@ -20,6 +21,13 @@ def run(folder, *command):
         [sys.executable, "-m", *command], cwd=folder, capture_output=True, text=True,
         env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"},
     )  # fmt: skip
+
+
+def test_a_parser_names_the_module_that_was_called(monkeypatch):
+    module = ModuleSpec("package.__main__", None)
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", module, raising=False)
+    assert CommandLineParser().prog == "python -m package"
+    assert CommandLineParser(prog="name").prog == "name"
 
 
 def test_list_prints_the_page_of_environments(monkeypatch, capsys):
@@ -116,6 +124,7 @@ def test_new_overwrites_neither_the_module_nor_its_tests(tmp_path):
         (["serve", ID, "--idle_timeout", "nan"], "idle_timeout must be positive, not nan"),
         (["serve", ID, "--host", "0.0.0.0"], "admits other machines. Set AGENT_ENVS_TOKEN"),
         (["serve", ID, "--host", "192.0.2.1", "--token", "x"], "Choose another --host or --port"),
+        (["serve", "AgentR1/Remote-v0"], "missing 1 required positional argument: 'url'"),
         (["serve", "AgentR1/SyntheticMultiHap-v0"], "Did you mean: `SyntheticMultiHop`"),
         (["play", ID, "--env_kwargs", "[]"], "must be a JSON object"),
         (["check", ID, "--env_kwargs", "{"], "--env_kwargs is not valid JSON"),
