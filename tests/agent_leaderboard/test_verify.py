@@ -415,9 +415,55 @@ def test_no_model_writes_more_tokens_than_its_settings_allow():
         assert (not list(claims.check_usage(one, agent, protocol, 4))) == is_possible
     one = result(calls=2, prompt_tokens=9, completion_tokens=2 * 512 + 1)
     assert list(claims.check_usage(one, record("react"), protocol, 4))
+    local = dataclasses.replace(record(), weights_sha256={"a.safetensors": "0"})
+    for num_tokens, is_possible in ((2 * 32_768, True), (2 * 32_768 + 1, False)):
+        one = result(calls=2, prompt_tokens=9, completion_tokens=num_tokens)
+        assert (not list(claims.check_usage(one, local, protocol, 4))) == is_possible
+
+
+@pytest.mark.parametrize(
+    ("agent", "attempts", "num_calls", "is_possible"),
+    [
+        (record("react"), 0, 12, True),  # four turns, each tried three times
+        (record("react"), 0, 13, False),
+        (record("reflexion", trials=3), 2, 13, True),  # the limit is that of one attempt
+        (record("iterative_rag"), 0, 13, True),  # its turns are not its calls
+    ],
+)
+def test_one_attempt_takes_at_most_its_turns_and_retries(agent, attempts, num_calls, is_possible):
+    counts = dict.fromkeys(("calls", "prompt_tokens", "completion_tokens"), num_calls)
+    one = result(attempts=attempts, **counts)
+    assert (not list(claims.check_usage(one, agent, Protocol(max_retries=2), 4))) == is_possible
+    assert not list(claims.check_usage(one, agent, Protocol(max_retries=2), None))
+
+
+@pytest.mark.parametrize(
+    ("kind", "kind_has_model"), [("heuristic", False), ("react", True), ("naive_rag", True)]
+)
+def test_only_an_agent_with_a_model_records_one(kind, kind_has_model):
+    agent = dataclasses.replace(record(kind), made_by="someone", weights_sha256={"a": "0"})
+    assert (claims._expected_record(agent).model is not None) == kind_has_model
+    assert bool(claims._expected_record(agent).weights_sha256) == kind_has_model
 
 
 # Strategies
+
+
+@pytest.mark.parametrize(
+    ("attempts", "change", "is_possible"),
+    [
+        (1, {}, False),
+        (2, {}, True),
+        (3, {}, False),
+        (1, {"error": "lost", "stop_reason": StopReason.POLICY_ERROR}, True),
+        (3, {"error": "lost", "stop_reason": StopReason.POLICY_ERROR}, False),
+    ],
+)
+def test_there_are_as_many_attempts_as_the_settings_say(attempts, change, is_possible):
+    counts = dict.fromkeys(("calls", "prompt_tokens", "completion_tokens"), 4)
+    one = dataclasses.replace(result(attempts=attempts, **counts), **change)
+    found = list(claims.check_usage(one, record("best_of_n", samples=3), Protocol(), 4))
+    assert (not found) == is_possible, found
 
 
 @pytest.mark.parametrize(
