@@ -27,6 +27,7 @@ from agent_envs.errors import (
     MissingExtraError,
     UnknownNameError,
 )
+from agent_trainers.trainers.config import StepPPOConfig
 
 T = TypeVar("T")
 
@@ -119,6 +120,9 @@ class CommandParser(HfArgumentParser):  # type: ignore[misc] # transformers is u
 
     def _refuse_unknown(self, option: str) -> NoReturn:
         name = option.split("=")[0]
+        is_of_critic = name[2:] in StepPPOConfig.__annotations__
+        if is_of_critic and "--algorithm" in self._option_string_actions:
+            self.error(f"{name} is for algorithms with a critic, such as --algorithm step_ppo.")
         close = difflib.get_close_matches(name, self._option_string_actions, n=1)
         self.error(f"unknown option {name}." + (f" Did you mean {close[0]}?" if close else ""))
 

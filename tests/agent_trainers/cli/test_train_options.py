@@ -34,7 +34,7 @@ TOOLS = "AgentR1/SyntheticTable-v0"
 WRONG = {
     train: [
         (["--learning_rat", "1"], "unknown option --learning_rat. Did you mean --learning_rate?"),
-        (["--algorithm", "rloo", "--critic_warmup_steps", "3"], "unknown option --critic_warmup"),
+        (["--algorithm", "rloo", "--critic_warmup_steps", "3"], "is for algorithms with a critic"),
         (["--algorithm", "grpoo"], "Did you mean 'grpo"),
         (["--config", "none.yaml"], "Unknown file or name of --config 'none.yaml'"),
         (["--config", "hotpotqa_gpro"], "Did you mean 'hotpotqa_grpo'", "default, hotpot"),
