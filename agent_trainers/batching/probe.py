@@ -17,10 +17,12 @@ from agent_trainers.batching.rows import Row
 
 _PROMPTS: Final = (list(range(3, 12)), list(range(3, 12)), list(range(5, 10)))
 _COMPLETIONS: Final = (list(range(12, 16)), list(range(16, 22)), list(range(11, 16)))
-_ROUNDING: Final = 2e3
-"""Accepted difference in units of the precision, since batches add in another order."""
-_MAX_DIFFERENCE: Final = 0.05
-"""Accepted difference relative to the spread of log-probabilities, whatever the precision."""
+_ROUNDING: Final = 4e3
+"""Accepted difference in units of the precision, since batches add in another order: 30 layers of
+SmolLM2-135M differ by 1,000."""
+_MAX_DIFFERENCE: Final = 0.3
+"""Accepted difference relative to the spread of log-probabilities, whatever the precision: with
+SmolLM2-135M in bfloat16 a batch differs by 0.08 from rows alone, and they by 0.18 from float32."""
 _TINY_VOCABULARY: Final = 1000
 
 
@@ -74,7 +76,7 @@ class Probe:
 def supports(model: Any, agrees: Callable[[Probe], bool], temperature: float = 1.0) -> bool:
     """Return whether a way of scoring works with a model and gives what rows alone give."""
     try:
-        with torch.no_grad(), without_dropout(model):
+        with torch.no_grad(), without_dropout(model), in_float32(model):
             return agrees(Probe(model, temperature))
     except Exception:  # noqa: BLE001 - foreign code: the model does not support it
         return False
@@ -100,6 +102,17 @@ def without_dropout(*models: Any) -> Iterator[None]:
     finally:
         for model, training in zip(models, was_training, strict=True):
             model.train(training)
+
+
+@contextmanager
+def in_float32(model: Any) -> Iterator[None]:
+    """Switch autocast off where the weights are in float32, as rounding hides differences."""
+    needs_autocast = "flash" in str(model.config._attn_implementation)
+    if model.dtype != torch.float32 or needs_autocast or getattr(model, "hf_quantizer", None):
+        yield
+    else:
+        with torch.autocast(model.device.type, enabled=False):
+            yield
 
 
 def vocabulary_size(model: Any) -> int:

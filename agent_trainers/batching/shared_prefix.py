@@ -18,6 +18,7 @@ from agent_trainers.batching.micro_batch import RowGroups, group_rows, pick_rows
 from agent_trainers.batching.probe import (
     Probe,
     cache_argument,
+    in_float32,
     without_dropout,
     without_router_loss,
 )
@@ -116,7 +117,7 @@ def check_rows(model: Any, temperature: float) -> None:
     """
     reason = "its log-probabilities of a row depend on later tokens, or its head is not linear"
     try:
-        with without_dropout(model):
+        with without_dropout(model), in_float32(model):
             probe = Probe(model, temperature)
             logprobs = forward_rows(model, probe.rows()).logprobs
             trained = next(weight for weight in model.parameters() if weight.requires_grad)

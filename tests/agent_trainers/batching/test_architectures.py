@@ -165,8 +165,11 @@ def test_tokens_are_sampled_with_the_log_probabilities_of_a_row_alone(name):
 @pytest.mark.parametrize("std", [0.3, 0.02])  # the latter is that of new models
 def test_a_model_with_wrong_scores_is_refused_by_name(name, std):
     model = make_model(*REFUSED[name], std=std)
-    with pytest.raises(ConfigurationError, match=f"type '{model.config.model_type}' cannot be tr"):
-        check_rows(model, 1.0)
+    refusal = f"type '{model.config.model_type}' cannot be trained"
+    for is_mixed in (False, True):
+        mixed = torch.autocast("cpu", torch.bfloat16, enabled=is_mixed)
+        with mixed, pytest.raises(ConfigurationError, match=refusal):
+            check_rows(model, 1.0)
 
 
 @pytest.mark.parametrize("name", UNPADDED)
