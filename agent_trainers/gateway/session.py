@@ -3,6 +3,7 @@
 import asyncio
 import math
 import secrets
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -296,8 +297,10 @@ class Session:
     def _add_reward(self, reward: Reward, term: str) -> None:
         terms = reward if isinstance(reward, Mapping) else {term: reward}
         for name, value in terms.items():
-            if not isinstance(value, bool | int | float) or not math.isfinite(value):
-                raise ValueError(f"The reward {name!r} is {value!r}; it must be a finite number.")
+            # Not math.isfinite, which cannot read integers that are too large for a float.
+            if not isinstance(value, bool | int | float) or not abs(value) <= sys.float_info.max:
+                given = "too large" if isinstance(value, int) else repr(value)
+                raise ValueError(f"The reward {name!r} is {given}; it must be a finite number.")
         if not self._turns:
             raise ValueError("There is no turn yet to reward.")
         totals = self._turns[-1].transition.reward_terms
