@@ -45,6 +45,8 @@ class StopReason(StrEnum):
     """Failed: the policy returned no action, such as an unreachable server."""
 
 
+LARGEST_REWARD: Final = 1e15
+"""The largest size of a reward; batches of them have finite squares in single precision."""
 _FAILURES: Final = (StopReason.TIMEOUT, StopReason.ENVIRONMENT_ERROR, StopReason.POLICY_ERROR)
 _TRUNCATIONS: Final = (StopReason.TURN_LIMIT, StopReason.TOKEN_LIMIT, StopReason.CONTEXT_OVERFLOW)
 

@@ -3,7 +3,6 @@
 import asyncio
 import math
 import secrets
-import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -24,7 +23,7 @@ from agent_trainers.gateway.requests import (
 from agent_trainers.gateway.turns import Turn, TurnEnd, read_calls, read_conversation
 from agent_trainers.policies.control_tokens import clean
 from agent_trainers.policies.policy import Generation, GenerationRequest, Usage
-from agent_trainers.trajectory import StopReason, Trajectory, Transition
+from agent_trainers.trajectory import LARGEST_REWARD, StopReason, Trajectory, Transition
 
 if TYPE_CHECKING:
     from agent_trainers.gateway.gateway import Gateway
@@ -297,10 +296,12 @@ class Session:
     def _add_reward(self, reward: Reward, term: str) -> None:
         terms = reward if isinstance(reward, Mapping) else {term: reward}
         for name, value in terms.items():
-            # Not math.isfinite, which cannot read integers that are too large for a float.
-            if not isinstance(value, bool | int | float) or not abs(value) <= sys.float_info.max:
+            if not isinstance(value, bool | int | float) or not abs(value) <= LARGEST_REWARD:
                 given = "too large" if isinstance(value, int) else repr(value)
-                raise ValueError(f"The reward {name!r} is {given}; it must be a finite number.")
+                raise ValueError(
+                    f"The reward {name!r} is {given}; it must be a finite number of at most "
+                    f"{LARGEST_REWARD:g}."
+                )
         if not self._turns:
             raise ValueError("There is no turn yet to reward.")
         totals = self._turns[-1].transition.reward_terms

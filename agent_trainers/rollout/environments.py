@@ -25,7 +25,7 @@ from pydantic import (
 
 from agent_envs.wrappers.awaited import awaited
 from agent_trainers.policies.policy import Policy
-from agent_trainers.trajectory import plain_value
+from agent_trainers.trajectory import LARGEST_REWARD, plain_value
 
 TextEnv = gym.Env[str, str]
 MakeEnv = Callable[[], TextEnv]
@@ -119,6 +119,7 @@ _AS_NUMBER: Final = BeforeValidator(lambda x: float(x) if isinstance(x, bool) el
 _AS_FLAG: Final = BeforeValidator(lambda x: bool(x) if type(x) is int and x in (0, 1) else x)
 _Flag = Annotated[bool, Strict(), _AS_FLAG, _PLAIN]
 _Number = Annotated[float, Strict(), AllowInfNan(False), _AS_NUMBER, _PLAIN]
+_Reward = Annotated[_Number, Field(ge=-LARGEST_REWARD, le=LARGEST_REWARD)]
 
 
 class _Message(BaseModel, extra="allow"):
@@ -131,7 +132,7 @@ class _Info(BaseModel):
     messages: Annotated[Sequence[_Message] | None, Field(min_length=1)] = None
     tools: list[dict[str, JsonValue]] | None = None
     metrics: dict[StrictStr, _Number] = {}
-    reward_terms: dict[StrictStr, _Number] = {}
+    reward_terms: dict[StrictStr, _Reward] = {}
     task_id: Annotated[str | int | None, _PLAIN] = None
     tool_result: StrictStr | None = None
     action: Mapping[str, Any] | None = None
@@ -149,7 +150,7 @@ class StepAnswer(BaseModel):
     """Checked result of `step`, or of `reset`, which has only an observation and `info`."""
 
     observation: StrictStr
-    reward: _Number = 0.0
+    reward: _Reward = 0.0
     terminated: _Flag = False
     truncated: _Flag = False
     info: Annotated[dict[str, Any], Strict(), AfterValidator(_checked)]

@@ -46,10 +46,11 @@ def test_what_a_program_returns_is_a_reward_with_metrics(returned, reward, metri
 @pytest.mark.parametrize(
     "returned",
     [
-        *(None, "1.0", math.nan, math.inf, 10**400, 1j, [1.0], {}, {"rewards": 1}),
+        *(None, "1.0", math.nan, math.inf, 1e300, 10**400, 1j, [1.0], {}, {"rewards": 1}),
         Outcome(reward=None),
         Outcome(reward={}),
         Outcome(reward={"solver": math.nan}),
+        Outcome(reward={"solver": -1e300}),
         Outcome(reward=1.0, metrics={"f1": "high"}),
         Outcome(reward=1.0, metrics={1: 0.5}),
         {"reward": 1.0, "metrics": 3},
