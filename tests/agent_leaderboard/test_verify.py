@@ -466,6 +466,28 @@ def test_there_are_as_many_attempts_as_the_settings_say(attempts, change, is_pos
     assert (not found) == is_possible, found
 
 
+def test_a_second_attempt_beyond_two_samples_is_one_too_many():
+    for attempts, is_possible in ((1, True), (2, False)):
+        one = result(attempts=attempts, calls=3, prompt_tokens=3, completion_tokens=3)
+        found = list(claims.check_usage(one, record("best_of_n", samples=2), Protocol(), 4))
+        assert (not found) == is_possible, found
+
+
+def test_the_start_of_a_pattern_is_not_its_end_too():
+    pattern = f"ab{claims._MARK}bc"
+    assert [claims._matches(text, pattern) for text in ("abc", "abbc", "abxbc")] == [
+        False, True, True,
+    ]  # fmt: skip
+
+
+def test_only_an_overflow_is_found_before_the_last_call():
+    for reason in StopReason:
+        counts = dict.fromkeys(("calls", "prompt_tokens", "completion_tokens"), 1)
+        one = dataclasses.replace(result(**counts), actions=["x", "y"], stop_reason=reason)
+        found = list(claims.check_usage(one, record("react"), Protocol(), 4))
+        assert (not found) == (reason is StopReason.CONTEXT_OVERFLOW), reason
+
+
 @pytest.mark.parametrize(
     ("answers", "is_fair"),
     [
@@ -487,6 +509,9 @@ def test_reflexion_stops_at_its_first_success_and_not_before_its_last_trial():
     tried = result(attempts=1, success=True, calls=2, prompt_tokens=2, completion_tokens=2)
     assert list(claims.check_strategy(tried, agent, replayed(["x"], ["x"]))) == []
     assert list(claims.check_strategy(tried, agent, replayed(["x"], ["x"], metrics={"success": 1})))
+    again = replayed(["x"], ["x"])
+    again.rounds[1][-1].info["metrics"] = {"success": 1}  # only its end counts
+    assert list(claims.check_strategy(tried, agent, again))
     assert list(claims.check_usage(tried, agent, Protocol(), 4)) == []
     gave_up = dataclasses.replace(tried, success=False)
     (problem,) = claims.check_usage(gave_up, agent, Protocol(), 4)
