@@ -45,7 +45,9 @@ MODULES: Final[Mapping[str, str]] = {
         "agent_trainers/policies/test_policy.py agent_trainers/policies/test_slots.py"
     ),
     f"{_BOARD}/records/sealing.py": "agent_leaderboard/test_sealing.py",
-    f"{_BOARD}/verify/claims.py": "agent_leaderboard/test_verify.py",
+    f"{_BOARD}/verify/claims.py": (
+        "agent_leaderboard/test_verify.py agent_leaderboard/test_forgeries.py"
+    ),
 }
 """Tests of each module, below `tests`."""
 EXPLAINED: Final[Mapping[str, str]] = {
