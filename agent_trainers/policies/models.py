@@ -35,15 +35,12 @@ def check_model(name: str) -> str:
         except (ValueError, OSError) as error:
             raise _error(name, f"{_GENERATION} is not valid JSON ({error})") from None
         return name
-    near = get_close_matches(path.name, [each.name for each in path.parent.glob("*")], 1)
-    missing = "there is no such folder"
-    missing += f" (did you mean {path.with_name(near[0])}?)" if near else ""
     try:
         validate_repo_id(name)
     except HFValidationError:
-        raise _error(name, f"{missing}, and it is no valid name on the hub") from None
+        raise _error(name, f"{_missing(path)}, and it is no valid name on the hub") from None
     if path.parent != Path() and path.parent.is_dir():  # offline, a look-up takes a minute
-        raise _error(name, f"{missing}, though {path.parent} is one")
+        raise _error(name, f"{_missing(path)}, but {path.parent} exists")
     return name
 
 
@@ -72,11 +69,17 @@ def keep_to_one_thread(model: Any) -> None:
         torch.set_num_threads(1)
 
 
+def _missing(path: Path) -> str:
+    near = get_close_matches(path.name, [each.name for each in path.parent.glob("*")], 1)
+    hint = f" (did you mean {path.with_name(near[0])}?)" if near else ""
+    return f"there is no such folder{hint}"
+
+
 def _load(kind: Any, name: str, **options: Any) -> Any:
     try:
         return kind.from_pretrained(name, **options)
     except Exception as error:  # types of models and files raise many kinds of errors
-        is_here = "" if Path(name).exists() else "there is no such folder, and "
+        is_here = "" if (path := Path(name)).exists() else f"{_missing(path)}, and "
         reason = f"{is_here}{kind.__name__} could not load it ({' '.join(str(error).split())})"
         raise _error(name, reason) from error
 

@@ -64,6 +64,8 @@ def test_a_folder_of_nearly_the_name_is_suggested_without_access_to_the_hub(tmp_
         with pytest.raises(ConfigurationError, match=r"folder \(did you mean .*runs/default\?\)"):
             models.check_model(name)
     assert models.check_model("organisation/model") == "organisation/model"
+    with pytest.raises(ConfigurationError, match=r"no such folder \(did you mean .*/default\?\)"):
+        models.load_tokenizer(str(tmp_path / "runs" / "defualt"))
 
 
 @pytest.mark.parametrize(
