@@ -53,8 +53,8 @@ def positive_int(text: str) -> int:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its noun: ``1 step``, ``2 steps``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    """Return a number with its noun: ``1 step``, ``2,000 steps``."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def json_object(value: str | None, option: str) -> dict[str, Any]:
