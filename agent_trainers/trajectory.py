@@ -46,7 +46,7 @@ class StopReason(StrEnum):
 
 
 LARGEST_REWARD: Final = 1e15
-"""The largest size of a reward; batches of them have finite squares in single precision."""
+"""Largest absolute reward: the squares of a batch are finite in single precision."""
 _FAILURES: Final = (StopReason.TIMEOUT, StopReason.ENVIRONMENT_ERROR, StopReason.POLICY_ERROR)
 _TRUNCATIONS: Final = (StopReason.TURN_LIMIT, StopReason.TOKEN_LIMIT, StopReason.CONTEXT_OVERFLOW)
 

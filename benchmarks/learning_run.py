@@ -296,10 +296,6 @@ def evaluate(policy: Policy, column: str, spec: LearningRun) -> float:
     return evaluate_policy(make_env, policy, tasks, seed=spec.seed).metrics["success"]
 
 
-if __name__ == "__main__":
-    run(LearningRun(**json.loads(sys.argv[2])), Path(sys.argv[1]))
-
-
 def fine_tune(model: Path, episodes: Sequence[Trajectory], output: Path, *, epochs: int) -> Path:
     """Train a model on demonstrations, failed ones included, and return the folder `output`."""
     from agent_trainers.cli import sft
@@ -313,3 +309,7 @@ def fine_tune(model: Path, episodes: Sequence[Trajectory], output: Path, *, epoc
         "--disable_tqdm", "true", "--output_dir", str(output),
     ])  # fmt: skip
     return output
+
+
+if __name__ == "__main__":
+    run(LearningRun(**json.loads(sys.argv[2])), Path(sys.argv[1]))

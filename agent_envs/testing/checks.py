@@ -206,8 +206,9 @@ def check_turn_limit(subject: Subject) -> str:
                 raise NotOffered("a mistake ends the episode")
             expect(truncated == is_last, f"max_episode_steps=2: {truncated=} when {is_last=}")
     limit = subject.spec.max_episode_steps
-    none = "warning: there is none; register max_episode_steps="
-    return counted(limit, "turn") if limit else none
+    if not limit:
+        return "warning: there is none; register max_episode_steps="
+    return counted(limit, "turn")
 
 
 def check_any_text(subject: Subject) -> str:
@@ -286,7 +287,10 @@ def check_processes(subject: Subject) -> str:
 
 
 def _run_child(payload: bytes, hash_seed: str) -> tuple[int, str, str]:
-    """Return the exit status and what was printed: files, as processes left keep pipes open."""
+    """Return the exit status, the output and the errors of a check in another process.
+
+    They go to files: a process that the environment leaves would keep pipes open.
+    """
     variables = os.environ | {
         "PYTHONPATH": os.pathsep.join(path or os.curdir for path in sys.path),
         "PYTHONHASHSEED": hash_seed,

@@ -18,11 +18,12 @@ from agent_trainers.batching.rows import Row
 _PROMPTS: Final = (list(range(3, 12)), list(range(3, 12)), list(range(5, 10)))
 _COMPLETIONS: Final = (list(range(12, 16)), list(range(16, 22)), list(range(11, 16)))
 _ROUNDING: Final = 4e3
-"""Accepted difference in units of the precision, since batches add in another order: 30 layers of
-SmolLM2-135M differ by 1,000."""
+"""Accepted difference in units of the precision, since batches add in another order: those
+of SmolLM2-135M (30 layers) differ by 1,000."""
 _MAX_DIFFERENCE: Final = 0.3
-"""Accepted difference relative to the spread of log-probabilities, whatever the precision: with
-SmolLM2-135M in bfloat16 a batch differs by 0.08 from rows alone, and they by 0.18 from float32."""
+"""Accepted difference relative to the spread of log-probabilities, whatever the precision: in
+bfloat16, a batch of SmolLM2-135M differs by 0.08 from rows alone, and these by 0.18 from float32.
+"""
 _TINY_VOCABULARY: Final = 1000
 
 
@@ -106,7 +107,7 @@ def without_dropout(*models: Any) -> Iterator[None]:
 
 @contextmanager
 def in_float32(model: Any) -> Iterator[None]:
-    """Switch autocast off where the weights are in float32, as rounding hides differences."""
+    """Switch autocast off where the weights are in float32: its rounding hides differences."""
     needs_autocast = "flash" in str(model.config._attn_implementation)
     if model.dtype != torch.float32 or needs_autocast or getattr(model, "hf_quantizer", None):
         yield
