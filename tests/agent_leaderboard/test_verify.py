@@ -535,6 +535,7 @@ def test_search_strategies_make_their_own_searches_only(tool_format, kind, most)
         ([search[1], answer], False),
         ([*search[:most], search[0], answer], False),
         ([write.write_call("search", {"query": "A gold passage"}), answer], False),
+        ([search[0], write.write_call("search", {"query": "A gold passage"}), answer], False),
         ([write.write_call("search", {"query": "gold passage"}), answer], False),
     ):
         again = replayed(actions, tool_format=tool_format)
