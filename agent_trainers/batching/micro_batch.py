@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import torch
 
-_TOKENS: Final = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+_TOKENS: Final = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask")
 
 
 class MicroBatch(dict[str, torch.Tensor]):

@@ -38,9 +38,12 @@ class Probe:
 
     def rows(self) -> dict[str, torch.Tensor]:
         """Return the rows as tensors."""
-        rows = map(Row, (0, 0, 0), self.prompts, self.completions)
+        rows = [
+            Row(0, prompt, ids, is_action=[True] * len(ids), is_trained=[True] * len(ids))
+            for prompt, ids in zip(self.prompts, self.completions, strict=True)
+        ]
         device = self.model.device
-        return {name: tensor.to(device) for name, tensor in collate([*rows], 0).items()}
+        return {name: tensor.to(device) for name, tensor in collate(rows, 0).items()}
 
     @torch.no_grad()
     def agrees(self, logprobs: Any, completions: Sequence[Sequence[int]] | None = None) -> bool:

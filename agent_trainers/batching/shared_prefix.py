@@ -34,7 +34,7 @@ class Aligned(NamedTuple):
     input_ids: torch.Tensor
     """(B, N), int64."""
     labels: torch.Tensor
-    """(B, N), int64: the tokens of completions, -100 elsewhere."""
+    """(B, N), int64: the trained tokens of completions, -100 elsewhere."""
     before: torch.Tensor
     """Position of the token before each completion token, (B, T), int64; what padding has is of no
     account."""
@@ -48,18 +48,19 @@ def align(rows: Mapping[str, torch.Tensor]) -> Aligned:
     places = torch.arange(int(ends.max()), device=ids.device)[None]  # (1, N)
     padding = rows["prompt_ids"].size(1) - lengths
     input_ids = ids.gather(1, (places + padding).clamp(max=ids.size(1) - 1))
-    is_completion = (places >= lengths) & (places < ends)
     width = rows["completion_ids"].size(1)
+    is_trained = rows["tool_mask"].gather(1, (places - lengths).clamp(min=0, max=width - 1)) > 0
+    is_trained &= (places >= lengths) & (places < ends)
     before = lengths - 1 + torch.arange(width, device=ids.device)[None]
     return Aligned(
         input_ids,
-        input_ids.masked_fill(~is_completion, -100),
+        input_ids.masked_fill(~is_trained, -100),
         before.clamp(max=places.size(1) - 1),
     )
 
 
 class TokenScores(NamedTuple):
-    """Scores of completion tokens."""
+    """Scores of the trained tokens of completions; other places have 0."""
 
     logprobs: torch.Tensor
     """(B, T)."""
@@ -193,8 +194,8 @@ def forward_shared(
     )
     _hand_out(cache, groups.group)
     input_ids = torch.cat([rows["prompt_ids"][:, -1:], rows["completion_ids"]], dim=1)
-    labels = input_ids.masked_fill(mask[:, -width - 1 :] == 0, -100)
-    labels[:, 0] = -100
+    labels = torch.full_like(input_ids, -100)
+    labels[:, 1:] = rows["completion_ids"].masked_fill(rows["tool_mask"] == 0, -100)
     output = model(
         input_ids=input_ids,  # (B, 1 + T)
         attention_mask=mask,

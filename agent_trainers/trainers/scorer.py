@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 from accelerate.utils import is_peft_model
 from trl.models.utils import disable_gradient_checkpointing
+from trl.trainer import utils
 from trl.trainer.utils import use_adapter
 
 from agent_trainers.algorithms.losses import (
@@ -69,10 +70,24 @@ class Scorer:
     def _check(self, model: Any) -> bool:
         """Refuse an unwrapped model with wrong scores; return whether prompts can be shared."""
         temperature = self.args.temperature
-        with self._accelerator.autocast():
+        with self._passes():
             if self.args.max_logprob_drift is not None:
                 check_rows(model, temperature)
             return supports(model, lambda probe: shares_rightly(probe, body_of(model)), temperature)
+
+    @contextmanager
+    def _passes(self) -> Iterator[None]:
+        """Run passes in the precision of training whose head scores labelled tokens only.
+
+        Relies on: TRL's fused head, which does so where it has Triton, and else scores all tokens.
+        """
+        has_triton = utils._use_triton
+        utils._use_triton = lambda _: True
+        try:
+            with self._accelerator.autocast():
+                yield
+        finally:
+            utils._use_triton = has_triton
 
     def micro_batches(self, batch: Batch, *, is_training: bool) -> Iterator[MicroBatch]:
         """Split a batch into micro-batches that fit the token budget."""
@@ -95,7 +110,7 @@ class Scorer:
         `model` is the policy or the reference, wrapped or not.
         """
         unwrapped, rows = self._accelerator.unwrap_model(model), micro_batch.forwarded
-        with self._accelerator.autocast():
+        with self._passes():
             if self._can_share and can_share(unwrapped):
                 width = rows["completion_ids"].size(1)
                 groups = find_groups(rows["prompt_ids"], rows["prompt_mask"], width)

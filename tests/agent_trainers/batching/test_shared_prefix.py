@@ -33,7 +33,7 @@ def test_models_that_drop_out_or_are_checkpointed_do_not_share(model):
 
 
 def rows_of(*pairs):
-    """Prompts flush right, completions flush left, as `collate` makes them."""
+    """Prompts flush right, completions flush left, as `collate` makes them; odd tokens trained."""
     prompt_width = max(len(prompt) for prompt, _ in pairs)
     width = max(len(completion) for _, completion in pairs)
 
@@ -45,6 +45,7 @@ def rows_of(*pairs):
         "prompt_mask": stack(lambda p, c: [0] * (prompt_width - len(p)) + [1] * len(p)),
         "completion_ids": stack(lambda p, c: c + [0] * (width - len(c))),
         "completion_mask": stack(lambda p, c: [1] * len(c) + [0] * (width - len(c))),
+        "tool_mask": stack(lambda p, c: [t % 2 for t in c] + [0] * (width - len(c))),
     }
 
 
@@ -66,4 +67,7 @@ def test_every_token_keeps_its_place_in_its_own_row(pairs):
         assert aligned.input_ids[i, : len(whole)].tolist() == whole
         places = aligned.before[i, : len(completion)] + 1
         assert aligned.input_ids[i, places].tolist() == completion
-        assert (aligned.labels[i] != -100).nonzero().flatten().tolist() == places.tolist()
+        trained = [t % 2 for t in completion]
+        assert (aligned.labels[i] != -100).nonzero().flatten().tolist() == [
+            place for place, is_trained in zip(places.tolist(), trained, strict=True) if is_trained
+        ]

@@ -10,6 +10,7 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl.trainer import utils
 
 from agent_envs import ConfigurationError, UnknownNameError
 from agent_trainers.batching import micro_batch, shared_prefix
@@ -48,6 +49,22 @@ def test_sharing_prompts_does_not_change_the_gradient(make_trainer, played, monk
     assert apart.abs().max() > 1e-3
     assert_close(together, apart)
     assert trainer._metrics["train"]["entropy"][-1] == pytest.approx(logged, rel=1e-5)
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_the_head_scores_the_trained_tokens_only(make_trainer, played, monkeypatch, shares):
+    sizes, kernel = [], utils._ChunkedLogProbFunction.apply
+    monkeypatch.setattr(shared_prefix, "MIN_SAVED_SHARE", 0.0 if shares else 1.0)
+    trainer = make_trainer()
+    (batch,) = micro_batches(trainer, played)
+    (rows,) = trainer.scorer.micro_batches(batch, is_training=True)
+    monkeypatch.setattr(
+        utils._ChunkedLogProbFunction, "apply", lambda *a: sizes.append(len(a[0])) or kernel(*a)
+    )
+    trainer.scorer.score(trainer.model, rows)
+    trained, tokens = (int(rows.forwarded[f"{n}_mask"].sum()) for n in ("tool", "completion"))
+    assert sizes == [trained]
+    assert trained < tokens  # observations stand between actions
 
 
 def test_equal_rows_go_through_the_model_once_and_keep_their_weight(
