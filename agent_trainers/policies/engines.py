@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from agent_envs.core.lookup import require_extra
-from agent_envs.core.model_server import ServerClient
+from agent_envs.core.model_server import MAX_REASON_CHARS, ServerClient
 from agent_trainers.batching.probe import vocabulary_size
 from agent_trainers.policies.guided import Guides
 from agent_trainers.policies.local import TokenPolicy, default_turn_length, eos_ids
@@ -241,7 +241,8 @@ class VLLMServerPolicy(TokenPolicy):
         self._body: dict[str, Any] = {
             "model": model.id,
             "n": 1,
-            "extra_body": sampling_parameters(settings) | {"return_token_ids": True},
+            "return_token_ids": True,
+            **sampling_parameters(settings),
         }
         super().__init__(
             renderer,
@@ -262,12 +263,18 @@ class VLLMServerPolicy(TokenPolicy):
     def _complete_one(
         self, prompt: list[int], rng: np.random.Generator, guide: str | None
     ) -> Completion:
-        create, body = self._client.api.completions.create, dict(self._body)
+        body = {**self._body, "prompt": prompt, "seed": int(rng.integers(2**31))}
         if guide is not None:
-            outputs = {"structural_tag": guide}
-            body["extra_body"] = {**body["extra_body"], "structured_outputs": outputs}
-        seed = int(rng.integers(2**31))
-        reply: Any = self._client.call(create, prompt=prompt, seed=seed, **body)
-        choice = reply.choices[0]
-        logprobs = np.array(choice.logprobs.token_logprobs, np.float32)
-        return Completion(token_ids=choice.model_extra["token_ids"], logprobs=logprobs)
+            body["structured_outputs"] = {"structural_tag": guide}
+        # Not `completions.create`, which looks at each token of the prompt in Python.
+        post = self._client.api.post
+        reply: Any = self._client.call(post, path="/completions", body=body, cast_to=object)
+        try:
+            (choice,) = reply["choices"]
+            return Completion(
+                token_ids=choice["token_ids"],
+                logprobs=np.array(choice["logprobs"]["token_logprobs"], np.float32),
+            )
+        except (LookupError, TypeError, ValueError):
+            text = str(reply)[:MAX_REASON_CHARS]
+            raise self._client.error(f"the reply is not a completion: {text}") from None

@@ -142,3 +142,14 @@ def test_another_server_than_vllm_is_reported(server, generate, monkeypatch):
     monkeypatch.setattr(server, "get", lambda path: {"data": [{"id": "m"}]})
     with pytest.raises(ServerError, match="does not report max_model_len"):
         generate()
+
+
+@pytest.mark.parametrize(
+    "reply", ['"busy"', {}, {"choices": []}, {"choices": [{"token_ids": [1], "logprobs": None}]}]
+)
+def test_a_reply_without_tokens_and_log_probabilities_is_reported(
+    server, generate, monkeypatch, reply
+):
+    monkeypatch.setattr(server, "post", lambda *_: reply)
+    with pytest.raises(ServerError, match="the reply is not a completion"):
+        generate()
