@@ -38,6 +38,7 @@ from agent_trainers.trainers.config import (
     follow_the_machine,
     ignore_renames,
 )
+from agent_trainers.trainers.scorer import labelled_only
 from agent_trainers.trajectory import Trajectory, load_trajectories
 
 PROGRAM: Final = "agent-r1-sft"
@@ -143,7 +144,8 @@ def run(arguments: Sequence[str]) -> None:
             show_progress(trainer, PROGRAM)
         begin()
         checkpoint = get_last_checkpoint(config.output_dir) if options.resume else None
-        trainer.train(resume_from_checkpoint=checkpoint or config.resume_from_checkpoint)
+        with labelled_only():
+            trainer.train(resume_from_checkpoint=checkpoint or config.resume_from_checkpoint)
         if requests.stopped_by is not None:
             raise Interrupted(requests.stopped_by)
         losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]

@@ -44,6 +44,20 @@ MAX_KL_RATIO: Final = 3.0
 """Bound of the importance ratio that weighs the divergence, as in TRL."""
 
 
+@contextmanager
+def labelled_only() -> Iterator[None]:
+    """Let the head of a model score labelled tokens only.
+
+    Relies on: TRL's fused head, which does so where it has Triton, and else scores all tokens.
+    """
+    has_triton = utils._use_triton
+    utils._use_triton = lambda _: True
+    try:
+        yield
+    finally:
+        utils._use_triton = has_triton
+
+
 class Scorer:
     """Scores batches, however large, one micro-batch at a time."""
 
@@ -77,17 +91,8 @@ class Scorer:
 
     @contextmanager
     def _passes(self) -> Iterator[None]:
-        """Run passes in the precision of training whose head scores labelled tokens only.
-
-        Relies on: TRL's fused head, which does so where it has Triton, and else scores all tokens.
-        """
-        has_triton = utils._use_triton
-        utils._use_triton = lambda _: True
-        try:
-            with self._accelerator.autocast():
-                yield
-        finally:
-            utils._use_triton = has_triton
+        with self._accelerator.autocast(), labelled_only():
+            yield
 
     def micro_batches(self, batch: Batch, *, is_training: bool) -> Iterator[MicroBatch]:
         """Split a batch into micro-batches that fit the token budget."""
