@@ -30,6 +30,7 @@ from unittest.mock import patch
 import gymnasium as gym
 import numpy as np
 import simpy
+import torch
 from openai._constants import INITIAL_RETRY_DELAY, MAX_RETRY_DELAY
 from tqdm.auto import tqdm
 
@@ -66,6 +67,8 @@ FAULTY: Final = "engine with faults"
 MOST: Final = 1500
 """Values of a kind that are published."""
 _END: Final = 1
+_SLICE: Final = 0.01
+"""Seconds after which a computation lets others have its core."""
 _NEAREST: Final = 40
 """Recorded passes of about the same batch size from which the time of a pass is drawn."""
 Case = dict[str, Any]
@@ -223,13 +226,33 @@ class _Meeting:
             self._clock.wait_for(own)
 
 
+class _Cores:
+    """The cores of a machine, which computations share."""
+
+    def __init__(self, clock: VirtualTime, number: int) -> None:
+        self._clock, self._cores = clock, simpy.Resource(clock.events, number)
+
+    def compute(self, seconds: float) -> None:
+        while seconds > 0:
+            with self._cores.request() as core:
+                self._clock.wait_for(core)
+                self._clock.sleep(min(seconds, _SLICE))
+            seconds -= _SLICE
+
+
 class SimulatedTrainer:
     """What `AsyncRollouts` uses of a trainer, and a loop of optimiser steps."""
 
     def __init__(
-        self, clock: VirtualTime, recording: Recording, case: Case, index: int, meeting: _Meeting
+        self,
+        clock: VirtualTime,
+        recording: Recording,
+        case: Case,
+        index: int,
+        meeting: _Meeting,
+        compute: Callable[[float], None],
     ) -> None:
-        self._clock, self._recording, self._meeting = clock, recording, meeting
+        self._recording, self._meeting, self._compute = recording, meeting, compute
         is_ahead = {"max_staleness": case["max_staleness"]} if "max_staleness" in case else {}
         self.args = StepGRPOConfig(
             output_dir="unused", rollout=case["rollout"], **is_ahead, use_cpu=True, bf16=False,
@@ -268,7 +291,7 @@ class SimulatedTrainer:
             self._meeting.wait()  # the processes exchange rewards
             self._buffered_inputs, self._is_updating = {}, True
             self.log.begin(batch.trajectories, step)
-            self._clock.sleep(self._recording.update_seconds(self.args.rollout))
+            self._compute(self._recording.update_seconds(self.args.rollout))
             self.log.end()
             self._meeting.wait()  # and gradients
             self._is_updating = False
@@ -281,7 +304,7 @@ class SimulatedTrainer:
 
     def _take_pass(self, size: int) -> None:
         draw = self._recording.pass_seconds
-        self._clock.sleep(draw(size, during_update=self._is_updating))
+        self._compute(draw(size, during_update=self._is_updating))
 
     def _all_gather(self, value: int) -> list[int]:
         self._meeting.wait()
@@ -326,8 +349,10 @@ def simulate(runs: Mapping[str, Any], case: Case, seed: int = 0) -> dict[str, fl
     recording, case = Recording(runs, seed), {"processes": 1} | case
     with virtual_time() as clock:
         meeting = _Meeting(clock, case["processes"])
+        cores = case.get("cores")  # else each thread of each worker has one
+        compute = _Cores(clock, cores).compute if cores else clock.sleep
         trainers = [
-            SimulatedTrainer(clock, recording, case, index, meeting)
+            SimulatedTrainer(clock, recording, case, index, meeting, compute)
             for index in range(case["processes"])
         ]
         summaries = clock.run(*(trainer.train for trainer in trainers))
@@ -337,9 +362,11 @@ def simulate(runs: Mapping[str, Any], case: Case, seed: int = 0) -> dict[str, fl
 class SimulatedServer(Policy):
     """A policy whose server fails as `FaultyEngine` does, behind the retries of openai's client."""
 
-    def __init__(self, clock: VirtualTime, recording: Mapping[str, Any], sessions: int) -> None:
+    def __init__(
+        self, clock: VirtualTime, recording: Mapping[str, Any], sessions: int, seed: int
+    ) -> None:
         self.max_concurrency = sessions
-        self._clock, self._recording, self._rng = clock, recording, np.random.default_rng(0)
+        self._clock, self._recording, self._rng = clock, recording, np.random.default_rng(seed)
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         """Take the time of a turn, failed requests included."""
@@ -377,7 +404,7 @@ def simulate_sessions(recording: Mapping[str, Any], sessions: int, rounds: int) 
     ends: list[float] = []
     for number in range(rounds):
         with virtual_time() as clock:
-            server = SimulatedServer(clock, recording, sessions)
+            server = SimulatedServer(clock, recording, sessions, number)
             rollout = Rollout(lambda: SimulatedSession(recording), server)
             specs = plan_samples(range(sessions), 1, number)
             clock.run(lambda: rollout.collect(specs, lambda _: ends.append(clock.monotonic())))  # noqa: B023
@@ -401,7 +428,8 @@ class _Waits:
 
 
 def run_training(case: Case) -> dict[str, Any]:
-    """Train in this process, and return the summary and the times of events."""
+    """Train in this process by one thread, and return the summary and the times of events."""
+    torch.set_num_threads(1)  # as in several processes
     waits, passes = _Waits(case), list[tuple[bool, int, float]]()
     with tempfile.TemporaryDirectory() as folder:
         options = {
@@ -508,7 +536,8 @@ def record(settings: Case) -> dict[str, Any]:
     runs["sessions"] = run_sessions(**sessions, faults={})
     measured["engine without faults"] = runs["sessions"].pop("summary")
     measured[FAULTY] = run_sessions(**sessions, faults=FAULTS)["summary"]
-    return {"settings": settings, "sessions": sessions, "runs": runs, "measured": measured}
+    sizes = {"settings": settings, "sessions": sessions, "cores": os.cpu_count()}
+    return {**sizes, "runs": runs, "measured": measured}
 
 
 def validate(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -516,6 +545,8 @@ def validate(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     settings, runs, rows = dict(results["settings"]), results["runs"], {}
     for name, case in {**FIT, **LEFT_OUT}.items():
         long = settings | {"steps": 5 * settings["steps"]}
+        if case.get("processes"):
+            long["cores"] = results["cores"]
         rows[name] = simulate(runs, long | case)
     rows[FAULTY] = simulate_sessions(runs["sessions"], results["sessions"]["sessions"], 10)
     return {

@@ -45,6 +45,12 @@ def test_rollouts_ahead_overlap_with_updates(mode, seconds, staleness, processes
     assert found["staleness"] == pytest.approx(staleness)
 
 
+@pytest.mark.parametrize(("cores", "seconds"), [(1, 3.0), (2, 2.0), (None, 2.0)])
+def test_processes_share_the_cores_of_a_machine(cores, seconds):
+    found = simulation.simulate(RUNS, CASE | simulation.SYNC | {"processes": 2, "cores": cores})
+    assert found["seconds_per_step"] == pytest.approx(seconds, rel=0.02)
+
+
 def test_a_slow_call_delays_a_synchronous_step_and_not_one_that_runs_ahead():
     slow = CASE | {"is_fast": False, "steps": 100}
     behind = simulation.simulate(RUNS, slow | simulation.SYNC)["seconds_per_step"]
