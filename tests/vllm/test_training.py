@@ -80,6 +80,20 @@ def test_server_takes_weights_while_rollouts_run_ahead(server, tmp_path):
     assert max(drifts) < 0.5  # of tokens sampled with the weights of up to three updates before
 
 
+def test_two_processes_share_a_server(server, tmp_path):
+    command = [
+        sys.executable, "-m", "agent_trainers.cli.train", "--num_processes", "2", "--use_cpu",
+        "--use_vllm", "--vllm_mode", "server", "--vllm_server_base_url", server,
+        "--vllm_group_port", str(free_port()), "--max_steps", "3", "--num_eval_tasks", "0",
+        "--per_device_train_batch_size", "16", "--output_dir", str(tmp_path / "run"),
+    ]  # fmt: skip
+    subprocess.run(command, check=True, timeout=1700)
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    drifts = [row[DRIFT] for row in map(json.loads, lines) if DRIFT in row]
+    assert drifts
+    assert max(drifts) < 1e-3
+
+
 def test_the_default_run_ends_as_on_transformers(tmp_path):
     command = [
         sys.executable, "-m", "agent_trainers.cli.train", "--use_vllm", "--vllm_mode", "colocate",
