@@ -65,7 +65,7 @@ _ENGINE_ON_CPU: Final = (
     "--worker-extension-cls", "agent_trainers.policies.cpu_weights.GlooWorker",
 )  # fmt: skip
 
-_ENVIRONMENT_ON_CPU: Final = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+ENVIRONMENT_ON_CPU: Final = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
 
 class Meter(Extension):
@@ -215,7 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     num_gpus = torch.cuda.device_count()
     if not num_gpus:
-        os.environ.update(_ENVIRONMENT_ON_CPU | os.environ)
+        os.environ.update(ENVIRONMENT_ON_CPU | os.environ)
     model = options.model or (random_model(options.work) if num_gpus else str(TINY_POLICY))
     planned = ways(num_gpus, has_vllm=importlib.util.find_spec("vllm") is not None)
     figures: dict[str, Any] = {way: why for way, why in planned.items() if isinstance(why, str)}

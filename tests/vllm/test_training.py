@@ -13,6 +13,7 @@ from peft import LoraConfig
 
 from agent_trainers import TINY_POLICY, StepGRPOConfig, StepGRPOTrainer
 from agent_trainers.policies.models import load_model, load_tokenizer
+from benchmarks.performance import engines
 from tests.agent_trainers.short_run import SETTINGS
 from tests.served_model import free_port
 
@@ -102,3 +103,12 @@ def test_the_default_run_ends_as_on_transformers(tmp_path):
     subprocess.run(command, check=True, timeout=1700)
     results = json.loads((tmp_path / "run" / "results.json").read_text(encoding="utf-8"))
     assert results["success_after"] >= 0.95
+
+
+def test_trls_asynchronous_trainer_is_measured_on_a_cpu(tmp_path):
+    options = ["--rounds", "1", "--steps", "1", "--warm_up", "1", "--episodes", "8"]
+    output = tmp_path / "results.json"
+    side = "trl asynchronous, vLLM"
+    paths = ["--work", str(tmp_path), "--output", str(output)]
+    engines.main([*options, "--sides", side, *paths])
+    assert json.loads(output.read_text(encoding="utf-8"))[side]["median"] > 0
