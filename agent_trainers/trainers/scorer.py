@@ -46,12 +46,12 @@ MAX_KL_RATIO: Final = 3.0
 
 @contextmanager
 def labelled_only() -> Iterator[None]:
-    """Let the head of a model score labelled tokens only.
+    """Let the head of a model score labelled tokens only on a CPU, too.
 
     Relies on: TRL's fused head, which does so where it has Triton, and else scores all tokens.
     """
     has_triton = utils._use_triton
-    utils._use_triton = lambda _: True
+    utils._use_triton = lambda device: device.type == "cpu" or has_triton(device)
     try:
         yield
     finally:
