@@ -45,8 +45,17 @@ class StopReason(StrEnum):
     """Failed: the policy returned no action, such as an unreachable server."""
 
 
+def _plain(value: Any) -> Any:
+    value = value.item() if isinstance(value, np.generic) else value
+    return float(value) if isinstance(value, bool) else value
+
+
 LARGEST_REWARD: Final = 1e15
 """Largest absolute reward: the squares of a batch are finite in single precision."""
+Number = Annotated[pydantic.FiniteFloat, pydantic.Strict(), pydantic.BeforeValidator(_plain)]
+"""A finite number, numpy's and booleans included."""
+Reward = Annotated[Number, pydantic.Field(ge=-LARGEST_REWARD, le=LARGEST_REWARD)]
+"""A `Number` of at most `LARGEST_REWARD`."""
 _FAILURES: Final = (StopReason.TIMEOUT, StopReason.ENVIRONMENT_ERROR, StopReason.POLICY_ERROR)
 _TRUNCATIONS: Final = (StopReason.TURN_LIMIT, StopReason.TOKEN_LIMIT, StopReason.CONTEXT_OVERFLOW)
 

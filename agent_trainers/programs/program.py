@@ -37,7 +37,7 @@ from agent_envs.core.lookup import import_path, lookup, lookup_or_import
 from agent_envs.errors import ConfigurationError, RolloutError
 from agent_envs.scoring import exact_match, f1
 from agent_envs.scoring.math_answers import math_equal
-from agent_trainers.trajectory import LARGEST_REWARD, ROLE_NAME
+from agent_trainers.trajectory import ROLE_NAME, Number, Reward
 
 Program = Callable[["ProgramSession", dict[str, Any]], Any]
 ScoreAnswer = Callable[[dict[str, Any], Any], Any]
@@ -64,23 +64,13 @@ _READ_SECONDS: Final = 1.0
 _FUNCTION: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
-def _plain(value: Any) -> Any:
-    value = value.item() if isinstance(value, np.generic) else value
-    return float(value) if isinstance(value, bool) else value
-
-
-Number = Annotated[pydantic.FiniteFloat, pydantic.Strict(), pydantic.BeforeValidator(_plain)]
-"""A finite number, numpy's and booleans included."""
-_Reward = Annotated[Number, pydantic.Field(ge=-LARGEST_REWARD, le=LARGEST_REWARD)]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """The outcome of an episode."""
 
     __pydantic_config__: ClassVar = pydantic.ConfigDict(extra="forbid")
 
-    reward: _Reward | Annotated[Mapping[str, _Reward], pydantic.Field(min_length=1)]
+    reward: Reward | Annotated[Mapping[str, Reward], pydantic.Field(min_length=1)]
     """The reward of the whole episode, shared by all roles; or one reward per role, by name."""
     metrics: Mapping[str, Number] = field(default_factory=dict)
     """Metrics; ``success`` defaults to whether the reward is above 0."""

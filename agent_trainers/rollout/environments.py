@@ -12,7 +12,6 @@ import gymnasium as gym
 import numpy as np
 from pydantic import (
     AfterValidator,
-    AllowInfNan,
     BaseModel,
     BeforeValidator,
     Field,
@@ -25,7 +24,7 @@ from pydantic import (
 
 from agent_envs.wrappers.awaited import awaited
 from agent_trainers.policies.policy import Policy
-from agent_trainers.trajectory import LARGEST_REWARD, plain_value
+from agent_trainers.trajectory import Number, Reward, plain_value
 
 TextEnv = gym.Env[str, str]
 MakeEnv = Callable[[], TextEnv]
@@ -115,11 +114,8 @@ def is_immediate(env: TextEnv) -> bool:
 
 
 _PLAIN: Final = BeforeValidator(lambda x: x.item() if isinstance(x, np.generic) else x)
-_AS_NUMBER: Final = BeforeValidator(lambda x: float(x) if isinstance(x, bool) else x)
 _AS_FLAG: Final = BeforeValidator(lambda x: bool(x) if type(x) is int and x in (0, 1) else x)
 _Flag = Annotated[bool, Strict(), _AS_FLAG, _PLAIN]
-_Number = Annotated[float, Strict(), AllowInfNan(False), _AS_NUMBER, _PLAIN]
-_Reward = Annotated[_Number, Field(ge=-LARGEST_REWARD, le=LARGEST_REWARD)]
 
 
 class _Message(BaseModel, extra="allow"):
@@ -131,8 +127,8 @@ class _Message(BaseModel, extra="allow"):
 class _Info(BaseModel):
     messages: Annotated[Sequence[_Message] | None, Field(min_length=1)] = None
     tools: list[dict[str, JsonValue]] | None = None
-    metrics: dict[StrictStr, _Number] = {}
-    reward_terms: dict[StrictStr, _Reward] = {}
+    metrics: dict[StrictStr, Number] = {}
+    reward_terms: dict[StrictStr, Reward] = {}
     task_id: Annotated[str | int | None, _PLAIN] = None
     tool_result: StrictStr | None = None
     action: Mapping[str, Any] | None = None
@@ -150,7 +146,7 @@ class StepAnswer(BaseModel):
     """Checked result of `step`, or of `reset`, which has only an observation and `info`."""
 
     observation: StrictStr
-    reward: _Reward = 0.0
+    reward: Reward = 0.0
     terminated: _Flag = False
     truncated: _Flag = False
     info: Annotated[dict[str, Any], Strict(), AfterValidator(_checked)]

@@ -84,15 +84,10 @@ class Scorer:
     def _check(self, model: Any) -> bool:
         """Refuse an unwrapped model with wrong scores; return whether prompts can be shared."""
         temperature = self.args.temperature
-        with self._passes():
+        with self._accelerator.autocast(), labelled_only():
             if self.args.max_logprob_drift is not None:
                 check_rows(model, temperature)
             return supports(model, lambda probe: shares_rightly(probe, body_of(model)), temperature)
-
-    @contextmanager
-    def _passes(self) -> Iterator[None]:
-        with self._accelerator.autocast(), labelled_only():
-            yield
 
     def micro_batches(self, batch: Batch, *, is_training: bool) -> Iterator[MicroBatch]:
         """Split a batch into micro-batches that fit the token budget."""
@@ -115,7 +110,7 @@ class Scorer:
         `model` is the policy or the reference, wrapped or not.
         """
         unwrapped, rows = self._accelerator.unwrap_model(model), micro_batch.forwarded
-        with self._passes():
+        with self._accelerator.autocast(), labelled_only():
             if self._can_share and can_share(unwrapped):
                 width = rows["completion_ids"].size(1)
                 groups = find_groups(rows["prompt_ids"], rows["prompt_mask"], width)

@@ -25,12 +25,11 @@ from transformers import TrainerCallback
 from agent_envs.core.command_line import CommandLineParser, positive_int
 from agent_envs.data.files import write_json
 from agent_trainers import TINY_POLICY
-from agent_trainers.cli.train import parse_arguments
 from agent_trainers.policies.local import transformers_policy
 from agent_trainers.rollout.evaluation import evaluate_policy
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 from benchmarks.performance.interleaved import measure_interleaved, seconds_of, spread
-from benchmarks.performance.models import ENVIRONMENT, load_tokenizer, quieten
+from benchmarks.performance.models import ENVIRONMENT, load_tokenizer, make_config, quieten
 from benchmarks.performance.steps import SLOW
 
 SLOW_SHARE: Final = 0.05
@@ -114,9 +113,8 @@ def run(kind: str, seed: int, options: argparse.Namespace) -> Run:
         }  # fmt: skip
         if kind == "async":
             settings["max_staleness"] = options.max_staleness
-        _, config = parse_arguments([t for k, v in settings.items() for t in (f"--{k}", str(v))])
         trainer = StepGRPOTrainer(
-            str(TINY_POLICY), lambda: Counted(make_slow_env(latency), drawn), config
+            str(TINY_POLICY), lambda: Counted(make_slow_env(latency), drawn), make_config(settings)
         )
         drawn.clear()  # of the trainer's look at the environment
         trained = _Trained(trainer)

@@ -25,7 +25,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import requests
 import torch
 from tqdm.auto import tqdm
 from transformers import PrinterCallback, TrainerCallback
@@ -34,14 +33,19 @@ from agent_envs.adapters.trl import environment_factory, environment_return, tas
 from agent_envs.core.command_line import CommandLineParser, positive_int
 from agent_envs.data.files import write_json
 from agent_trainers import TINY_POLICY
-from agent_trainers.cli.train import parse_arguments
 from agent_trainers.policies.models import load_tokenizer
 from agent_trainers.small_models import prepare
-from agent_trainers.trainers.config import StepGRPOConfig
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 from benchmarks.performance.gpu_check import ENVIRONMENT_ON_CPU, free_port, serve
-from benchmarks.performance.interleaved import compare, measure_interleaved, spread
-from benchmarks.performance.models import EMBEDDED, ENVIRONMENT, SEED, quieten
+from benchmarks.performance.interleaved import measure_interleaved, spread
+from benchmarks.performance.models import (
+    DEVICE_DEFAULTS,
+    EMBEDDED,
+    ENVIRONMENT,
+    SEED,
+    make_config,
+    quieten,
+)
 from benchmarks.trl_peer import MAX_COMPLETION_TOKENS, make_trl_trainer
 
 AGAINST: Final = "trl"
@@ -60,29 +64,28 @@ class Clock(TrainerCallback):  # type: ignore[misc] # transformers is untyped
         self.ends.append(time.perf_counter())
 
 
-def make_config(options: argparse.Namespace, url: str | None) -> StepGRPOConfig:
+def settings_of(options: argparse.Namespace, url: str | None) -> Any:
     """Return the settings of all sides; with the address of a server, vLLM generates."""
-    settings = {
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    settings = DEVICE_DEFAULTS[device].trainer_options | {
         "output_dir": str(options.work / "run"), "seed": SEED, "logging_steps": 1,
         "max_steps": options.warm_up + options.steps,
         "per_device_train_batch_size": options.episodes, "steps_per_generation": 1,
         "num_generations": 8, "max_completion_length": 48, "num_eval_tasks": 0,
-        "save_strategy": "no", "report_to": "none", "disable_tqdm": True, "max_logprob_drift": 1,
-        "use_cpu": not torch.cuda.is_available(), "bf16": False, "gradient_checkpointing": False,
-        "lr_scheduler_type": "constant", "warmup_steps": 0, "dataloader_pin_memory": False,
+        "save_strategy": "no", "max_logprob_drift": 1, "lr_scheduler_type": "constant",
+        "warmup_steps": 0,
     }  # fmt: skip
     if url:
         settings |= {
             "use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": url,
             "vllm_group_port": free_port(),
         }  # fmt: skip
-    _, config = parse_arguments([t for k, v in settings.items() for t in (f"--{k}", str(v))])
-    return config
+    return make_config(settings)
 
 
 def make_ours(model: str, options: argparse.Namespace, url: str | None) -> Any:
     """Make our trainer."""
-    config = make_config(options, url)
+    config = settings_of(options, url)
     return StepGRPOTrainer(model, ENVIRONMENT, config, processing_class=load_tokenizer(model))
 
 
@@ -92,7 +95,7 @@ def make_trl(model: str, options: argparse.Namespace, url: str | None) -> Any:
         from agent_trainers.trainers.cpu_engine import use_cpu_engine
 
         use_cpu_engine()
-    config, tokenizer = make_config(options, url), load_tokenizer(model)
+    config, tokenizer = settings_of(options, url), load_tokenizer(model)
     trainer, _ = make_trl_trainer(ENVIRONMENT, {}, config, tokenizer, model=model)
     trainer.max_completion_length = EPISODE_TOKENS
     return trainer
@@ -108,7 +111,7 @@ def make_trl_async(model: str, options: argparse.Namespace, url: str) -> Any:
         packing,
     )
 
-    config, transfer = make_config(options, url), None
+    config, transfer = settings_of(options, url), None
     shared = (
         "output_dir", "seed", "max_steps", "per_device_train_batch_size", "num_generations",
         "learning_rate", "lr_scheduler_type", "warmup_steps", "max_grad_norm", "use_cpu", "bf16",
@@ -182,18 +185,17 @@ class GlooTransfer:
 
     def __init__(self, url: str) -> None:
         """Send to the server at `url`."""
+        from trl.experimental.async_grpo.vllm_client import VLLMClient
+
         from agent_trainers.trainers.cpu_engine import CpuClient
 
         self._client = CpuClient(base_url=url, group_port=free_port())
-        self._url = url
+        server = VLLMClient(url)
+        self.pause, self.resume = server.pause, server.resume
 
     def init_weight_transfer(self) -> None:
         """Connect to the server."""
         self._client.init_communicator()
-
-    def pause(self) -> None:
-        """Hold running requests."""
-        requests.post(f"{self._url}/pause", params={"mode": "keep"}, timeout=300).raise_for_status()
 
     def send_weights(self, iterator: Iterator[tuple[str, torch.Tensor]]) -> None:
         """Send all weights."""
@@ -202,10 +204,6 @@ class GlooTransfer:
             (name, str(w.dtype).removeprefix("torch."), list(w.shape)) for name, w in weights
         ]
         self._client.update_named_params(metadata, iter(weights))
-
-    def resume(self) -> None:
-        """Continue the requests."""
-        requests.post(f"{self._url}/resume", timeout=300).raise_for_status()
 
     def destroy(self) -> None:
         """Keep the connection: the server ends with the run."""
@@ -290,8 +288,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for side, values in seconds.items():
         line = f"{side:24} {statistics.median(values):8.2f} s"
         if AGAINST in seconds:
-            ratio = compare(values, seconds[AGAINST])
-            results[side]["ratio"] = {k: ratio[k] for k in ("median", "min", "max", "values")}
+            base = seconds[AGAINST]
+            ratio = spread([a / b for a, b in zip(values, base, strict=True)])
+            results[side]["ratio"] = ratio
             line += f"   {ratio['median']:6.3f}   ({ratio['min']:.3f} to {ratio['max']:.3f})"
         tqdm.write(line, file=sys.stdout)
     if options.output:

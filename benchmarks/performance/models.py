@@ -21,6 +21,7 @@ from transformers.utils.logging import disable_progress_bar
 from agent_envs.core.lookup import lookup
 from agent_envs.formats.tool_formats import TOOL_FORMATS
 from agent_trainers import TINY_POLICY
+from agent_trainers.cli.train import parse_arguments
 from agent_trainers.trainers.config import ignore_renames
 
 SEED: Final = 7
@@ -94,6 +95,11 @@ DEVICE_DEFAULTS: Final = {
         token_budget=16_384,
     ),
 }  # fmt: skip
+
+
+def make_config(options: Mapping[str, Any]) -> Any:
+    """Return the trainer's settings for options of ``agent-r1-train`` by name."""
+    return parse_arguments([text for k, v in options.items() for text in (f"--{k}", str(v))])[1]
 
 
 def quieten() -> None:

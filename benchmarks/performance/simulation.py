@@ -38,7 +38,6 @@ from agent_envs.core.command_line import CommandLineParser, positive_int
 from agent_envs.data.files import write_json
 from agent_trainers import TINY_POLICY
 from agent_trainers.cli.launch import leave_process_group
-from agent_trainers.cli.train import parse_arguments
 from agent_trainers.policies.engines import VLLMServerPolicy
 from agent_trainers.policies.policy import Generation, GenerationRequest, Policy, VersionedPolicy
 from agent_trainers.policies.sampling import Completion, SamplingSettings
@@ -53,7 +52,7 @@ from agent_trainers.trajectory import Trajectory
 from benchmarks.performance import faulty_engine
 from benchmarks.performance.async_rollouts import SLOW_FACTOR, SLOW_SHARE, make_slow_env
 from benchmarks.performance.faulty_engine import FAULTS, FaultyEngine
-from benchmarks.performance.models import quieten
+from benchmarks.performance.models import make_config, quieten
 from benchmarks.performance.virtual_time import VirtualTime, virtual_time
 
 RESULTS: Final = Path(__file__).parents[1] / "results" / "simulation.json"
@@ -439,9 +438,8 @@ def run_training(case: Case) -> dict[str, Any]:
             "report_to": "none", "disable_tqdm": True, "use_cpu": True,
             **({"max_staleness": case["max_staleness"]} if "max_staleness" in case else {}),
         }  # fmt: skip
-        arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]
         trainer = StepGRPOTrainer(
-            str(TINY_POLICY), lambda: make_slow_env(waits), parse_arguments(arguments)[1]
+            str(TINY_POLICY), lambda: make_slow_env(waits), make_config(options)
         )
         log, collect, advance = RunLog(time), trainer.rollouts.collect, _EpisodeLoop.advance
         state, episodes = SimpleNamespace(is_updating=False), list[list[tuple[int, float, bool]]]()

@@ -27,7 +27,6 @@ from agent_envs.core.tool import Tool
 from agent_envs.envs.synthetic.multi_hop import SyntheticMultiHopEnv
 from agent_envs.retrieval import Hit
 from agent_envs.tools.search import make_search_tool
-from agent_trainers.cli.train import parse_arguments
 from agent_trainers.policies.local import transformers_policy
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.evaluation import plan_samples
@@ -40,6 +39,7 @@ from benchmarks.performance.models import (
     Settings,
     load_model,
     load_tokenizer,
+    make_config,
 )
 from benchmarks.trl_peer import batch_of, make_trl_trainer
 
@@ -119,8 +119,7 @@ def measure_steps(settings: Settings, *, has_slow_tools: bool = False) -> dict[s
             "steps_per_generation": 1,
             "num_eval_tasks": 0, "lr_scheduler_type": "constant", "warmup_steps": 0,
         }  # fmt: skip
-        arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]
-        _, config = parse_arguments(arguments)
+        config = make_config(options)
         if is_scripted:
             config.max_logprob_drift = None
         make_env = functools.partial(gym.make, env, **env_kwargs)

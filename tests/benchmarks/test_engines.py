@@ -1,4 +1,4 @@
-"""What stands in for TRL's asynchronous trainer's CUDA and rewards gives the same numbers."""
+"""The replacements of CUDA and of rewards in TRL's asynchronous trainer give the same numbers."""
 
 import pytest
 import torch

@@ -23,8 +23,7 @@ STEP = {"time/rollout_seconds": 0.5, "time/score_seconds": 0.25, "time/train_sec
 COMMANDS = [
     "credit.__main__", "held_out", "papers_real.__main__",
     "papers_table", "performance.counts", "performance.engines", "performance.gpu_check",
-    "performance.memory",
-    "performance.time_to_success", "performance.training",
+    "performance.memory", "performance.time_to_success", "performance.training",
 ]  # fmt: skip
 
 
