@@ -1,7 +1,7 @@
 """Write the comparison on real questions as Markdown and JSON."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -9,17 +9,48 @@ import numpy as np
 
 from agent_envs.data.files import write_json, write_text
 from agent_envs.scoring import wilson_interval
-from agent_envs.scoring.statistics import holm, sign_test
+from agent_envs.scoring.statistics import (
+    Interval,
+    holm,
+    mean_interval,
+    p_value_text,
+    paired_test,
+)
 from agent_leaderboard.report.visible_text import markdown_table
 from benchmarks.papers_real.cells import ROWS
 from benchmarks.papers_real.questions import TEST_SETS
 
 NOT_RUN: Final = "not run"
-_WARM_START: Final = "warm start"
+_METHODS: Final = ("step-GRPO", "GRPO", "PPO", "step-PPO", "REINFORCE++", "RLOO")
+_ABLATIONS: Final = (
+    ("GRPO", "GRPO, no loss mask"),
+    ("PPO", "PPO, no advantage mask"),
+    ("PPO", "PPO, no mask"),
+)
+CLAIMS: Final = (
+    (
+        "Training helps",
+        [(row.name, "warm start") for row in ROWS if row.kind == "trained"],
+        tuple(TEST_SETS),
+    ),
+    (
+        "GRPO is best on average",
+        [("GRPO", name) for name in _METHODS if name != "GRPO"],
+        tuple(TEST_SETS),
+    ),
+    ("PPO is best out of domain", [("PPO", n) for n in _METHODS if n != "PPO"], ("musique",)),
+    ("Masks matter", _ABLATIONS, tuple(TEST_SETS)),
+)
+"""Claims of the papers: title, compared rows and test sets."""
 _METHOD: Final = (
     "Mean in % with its 95 % interval: Wilson's score interval over the questions, which is "
     "conservative for F1, because a score between 0 and 1 varies at most as a share with the same "
     "mean. Seeds of a row are averaged by question first. Greedy decoding."
+)
+_DIFFERENCES: Final = (
+    "Differences of the mean of the test sets in points, paired by question, with their 95 % "
+    "interval by Student's t, and the sign-flip test with Holm's correction within each column. "
+    "Both cover the choice of questions, not that of the training seed."
 )
 
 Results = Mapping[str, Mapping[int, Mapping[str, Any]]]
@@ -104,31 +135,43 @@ def _percent(interval: Mapping[str, float]) -> str:
 
 
 def _comparisons(results: Results) -> str:
-    """Compare each other row with the warm start, question by question over all test sets."""
-    others = [name for name in results if name != _WARM_START]
-    if _WARM_START not in results or not others:
-        return ""
-    base = _by_question(results[_WARM_START])
-    counts = {}
-    for name in others:
-        scores = _by_question(results[name])
-        counts[name] = (int((scores > base).sum()), int((scores < base).sum()))
-    adjusted = holm([sign_test(*pair) for pair in counts.values()])
-    lines = [
-        f"- {name}: better on {better} questions, worse on {worse} (p = {p_value:.2g})"
-        for (name, (better, worse)), p_value in zip(counts.items(), adjusted, strict=True)
+    """Test each claim on the rows that have run."""
+    parts = []
+    for claim, pairs, test_sets in CLAIMS:
+        if pairs := [pair for pair in pairs if all(row in results for row in pair)]:
+            parts += [f"### {claim}", _compare(results, pairs, test_sets)]
+    return "\n\n".join(["## Differences", _DIFFERENCES, *parts]) if parts else ""
+
+
+def _compare(results: Results, pairs: Sequence[tuple[str, str]], test_sets: Collection[str]) -> str:
+    columns = []
+    for metric in ("exact_match", "f1"):
+        scores = {
+            row: _by_question(results[row], metric, test_sets) for pair in pairs for row in pair
+        }
+        differences = [scores[first] - scores[second] for first, second in pairs]
+        columns.append([_points(mean_interval(each)) for each in differences])
+        columns.append([p_value_text(p) for p in holm([paired_test(d) for d in differences])])
+    names = [f"{first} against {second}" for first, second in pairs]
+    rows = [list(cells) for cells in zip(names, *columns, strict=True)]
+    return markdown_table(["", "EM", "p", "F1", "p"], rows)
+
+
+def _by_question(
+    seeds: Mapping[int, Mapping[str, Any]], metric: str, test_sets: Collection[str]
+) -> Any:
+    """Return the score of every question, weighted so that their mean is the mean of the sets."""
+    by_set = [
+        np.mean([run["scores"][name][metric] for run in seeds.values()], axis=0)
+        for name in test_sets
     ]
-    intro = (
-        "Compared with the warm start, by exact match on the questions of all sets (exact sign "
-        f"test, Holm's correction over {len(others)}):"
-    )
-    return "\n".join([intro, "", *lines])
+    total = sum(map(len, by_set))
+    return np.concatenate([scores * total / (len(by_set) * len(scores)) for scores in by_set])
 
 
-def _by_question(seeds: Mapping[int, Mapping[str, Any]]) -> Any:
-    """Return the exact match of every question, averaged over seeds."""
-    runs = [[run["scores"][n]["exact_match"] for n in TEST_SETS] for run in seeds.values()]
-    return np.concatenate([np.mean(by_seed, axis=0) for by_seed in zip(*runs, strict=True)])
+def _points(interval: Interval) -> str:
+    mean, low, high = (100 * each for each in (interval.mean, interval.low, interval.high))
+    return f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]"
 
 
 def _costs(rows: Sequence[Mapping[str, Any]], budget: int) -> str:

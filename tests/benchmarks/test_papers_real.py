@@ -14,6 +14,7 @@ from benchmarks.papers_real import __main__ as papers_real
 from benchmarks.papers_real import naive_rag
 from benchmarks.papers_real.cells import CellRunner, PapersRealArguments
 from benchmarks.papers_real.questions import QuestionArguments, prepare_questions
+from benchmarks.papers_real.report import write_report
 from tests.agent_trainers.real_models import save_model
 
 WORDS = "amber birch cedar delta ember fjord grove haven inlet jetty".split()
@@ -149,3 +150,40 @@ def test_the_command_trains_tests_and_resumes(sources, in_process, monkeypatch, 
     results = map(json.loads, (tmp_path / "work" / "results.jsonl").read_text().splitlines()[1::2])
     trained = next(r["result"] for r in results if r["key"] == "rloo-1")
     assert trained["environment_steps"] == trained["curve"][-1]["environment_steps"] >= 8
+
+
+def test_differences_are_those_of_the_mean_of_the_sets(tmp_path):
+    def result(*scores):
+        metrics = ("exact_match", "f1", "gold_passage_recall", "num_turns", "num_tokens")
+        by_set = dict(zip(("hotpotqa", "two_wiki", "musique"), scores, strict=True))
+        return {
+            "scores": {name: dict.fromkeys(metrics, values) for name, values in by_set.items()},
+            "environment_steps": 8, "seconds": 1.0, "commands": [],
+        }  # fmt: skip
+
+    results = {
+        "warm start": {1: result([0.0] * 4, [0.0] * 2, [0.0] * 2)},
+        "PPO": {
+            1: result([1.0] * 4, [1.0, 0.0], [0.0] * 2),
+            2: result([0.0] * 4, [1.0, 0.0], [0.0] * 2),
+        },
+        "GRPO": {1: result([0.0] * 4, [0.0] * 2, [1.0] * 2)},
+    }
+    facts = {
+        "command": "", "date": "", "hours": 0.0, "versions": {}, "passage_words": 0, "budget": 8,
+        "questions": {"test": {"musique": 2}, "train": {"hotpotqa": 1}, "passages": 0},
+    }  # fmt: skip
+    write_report(tmp_path, results, facts)
+    lines = (tmp_path / "papers_real.md").read_text().splitlines()
+    means = {
+        tuple(line.split(" ")[1:4:2]): line.split("| ")[2].split(" ")[0]
+        for line in lines
+        if " against " in line
+    }
+    # means of the sets: PPO (1/2 + 1/2 + 0) / 3, GRPO (0 + 0 + 1) / 3; MuSiQue alone: -1
+    assert means == {
+        ("PPO", "warm"): "+33.3",
+        ("GRPO", "warm"): "+33.3",
+        ("GRPO", "PPO"): "+0.0",
+        ("PPO", "GRPO"): "-100.0",
+    }
