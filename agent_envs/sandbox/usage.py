@@ -5,12 +5,11 @@ control group where there is one (`control_groups`); else it is sampled, so that
 a parent that ignores SIGCHLD makes the time of its children vanish from the kernel's sums. A new
 process that runs at a sample counts as if its kind had run since the sample before, as in a kernel
 that counts by ticks. The times of the samples are random, or a program could hide from them. Memory
-counts
-however it is held, which is, under the system-call filter: private and mapped pages, once for all
-processes that share them, also after the first thread of a process has ended; pages in swap; shared
-anonymous memory, which outlives its mappings, so each object counts as `SHARED_OBJECT_BYTES`, the
-filter's maximum, or more; buffers of pipes and sockets, at their largest; the kernel's records of
-mappings.
+counts however it is held, which is, under the system-call filter: private and mapped pages, once
+for all processes that share them, also after the first thread of a process has ended; pages in
+swap; shared anonymous memory, which outlives its mappings, so each object counts as
+`SHARED_OBJECT_BYTES`, the filter's maximum, or more; buffers of pipes and sockets, at their
+largest; the kernel's records of mappings.
 """
 
 import ctypes
