@@ -13,7 +13,6 @@ from typing import Any, Final, NoReturn, TypeVar
 
 import datasets
 import gymnasium as gym
-import yaml
 from tqdm import tqdm
 from transformers.hf_argparser import HfArgumentParser
 from transformers.utils.logging import disable_progress_bar
@@ -27,6 +26,7 @@ from agent_envs.errors import (
     MissingExtraError,
     UnknownNameError,
 )
+from agent_trainers.cli.config_files import read_config
 from agent_trainers.trainers.config import StepPPOConfig
 
 T = TypeVar("T")
@@ -179,26 +179,3 @@ def run_command(
     except KeyboardInterrupt as interrupt:
         sys.stderr.write(f"\n{program}: Stopped. {interrupt}\n")
         sys.exit(getattr(interrupt, "exit_code", 130))
-
-
-class _UniqueKeys(yaml.SafeLoader):
-    """Refuses a key given twice, of which PyYAML would keep the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        names = [key.value for key, _ in node.value]
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise yaml.YAMLError(f"{twice[0]!r} is given twice")
-        return super().construct_mapping(node, deep)
-
-
-def read_config(path: Path, option: str = "--config") -> dict[str, Any]:
-    """Read a YAML mapping of settings; `option` is named in errors."""
-    try:
-        config = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)  # noqa: S506 - is safe
-        json.dumps(config)  # no dates, sets, bytes or cycles
-    except (OSError, TypeError, ValueError, RecursionError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigurationError(f"{option} {path}: is not valid YAML: {reason}") from None
-    if not isinstance(config, dict) or not all(isinstance(name, str) for name in config):
-        raise ConfigurationError(f"{option} {path}: must contain 'option: value' lines.")
-    return config

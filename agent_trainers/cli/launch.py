@@ -25,7 +25,7 @@ from transformers import TrainerCallback
 
 from agent_envs.data.files import write_text
 from agent_envs.errors import ConfigurationError
-from agent_trainers.cli.arguments import read_config
+from agent_trainers.cli.config_files import read_config
 from agent_trainers.recipes import ACCELERATE_CONFIGS, find_settings
 
 STOP_FILE: Final = "AGENT_R1_STOP_FILE"

@@ -20,7 +20,8 @@ from trl import SFTConfig, SFTTrainer, get_peft_config
 from agent_envs.core.command_line import check_range, counted, json_object
 from agent_envs.errors import ConfigurationError, DataError
 from agent_trainers.batching.rows import make_rows
-from agent_trainers.cli.arguments import CommandParser, notifier, read_config, run_command
+from agent_trainers.cli.arguments import CommandParser, notifier, run_command
+from agent_trainers.cli.config_files import read_config
 from agent_trainers.cli.environments import DEFAULT_ENV, first_tasks, inspect_environment
 from agent_trainers.cli.launch import Interrupted, StopRequests
 from agent_trainers.cli.model_options import ModelArguments, model_path, refused_settings

@@ -23,12 +23,8 @@ from trl import get_peft_config
 from agent_envs.core.command_line import check_range, counted
 from agent_envs.core.lookup import lookup, require_extra
 from agent_envs.errors import ConfigurationError
-from agent_trainers.cli.arguments import (
-    CommandParser,
-    notifier,
-    read_config,
-    run_command,
-)
+from agent_trainers.cli.arguments import CommandParser, notifier, run_command
+from agent_trainers.cli.config_files import read_config
 from agent_trainers.cli.environments import (
     DEFAULT_ENV,
     OF_PROGRAMS,

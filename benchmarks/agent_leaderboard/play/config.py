@@ -31,7 +31,7 @@ from agent_leaderboard.records.manifest import (
 )
 from agent_leaderboard.records.names import misleading_names
 from agent_leaderboard.records.reading import first_problem, type_adapter
-from agent_trainers.cli.arguments import read_config
+from agent_trainers.cli.config_files import read_config
 
 FOLDER: Final = Path(__file__).parent.parent
 PRESETS: Final[Mapping[str, Path]] = {
