@@ -16,6 +16,12 @@ from tests.example_rows import EXAMPLE_ROWS, HOTPOT_ROWS
 ROOT = Path(__file__).parent.parent
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers():
+    """Run one process more than there are processors: some tests wait."""
+    return (os.cpu_count() or 1) + 1
+
+
 @pytest.fixture(scope="session")
 def text_world_game(tmp_path_factory):
     """A small game of TextWorld."""

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import subprocess
 import sys
 
 import gymnasium as gym
@@ -18,7 +17,6 @@ from agent_trainers.cli.launch import launch_command
 from agent_trainers.monitoring.metrics_log import read_metrics
 from agent_trainers.recipes import ACCELERATE_CONFIGS
 from agent_trainers.trajectory import load_trajectories
-from tests.agent_trainers.cli.conftest import SHORT
 from tests.agent_trainers.real_models import save_model
 
 FOUR_STEPS = ["--max_steps", "4", "--save_steps", "2"]
@@ -242,23 +240,3 @@ def test_several_processes_are_started_by_torchrun_or_accelerate(monkeypatch):
         )
     monkeypatch.setenv("LOCAL_RANK", "0")
     assert launch_command(2, None, "module", []) is None  # these are the processes
-
-
-def test_two_processes_train_together(tmp_path, run_train):
-    command = [sys.executable, "-m", "agent_trainers.cli.train", *SHORT, "--num_eval_tasks", "6",
-               "--per_device_train_batch_size", "4", "--num_processes", "2"]  # fmt: skip
-    subprocess.run([*command, "--output_dir", str(tmp_path / "two")], timeout=200, check=True)
-    run_train(tmp_path / "one", "--num_eval_tasks", "6")
-    one, two = (results_of(tmp_path / name) for name in ("one", "two"))
-    assert (one["num_processes"], two["num_processes"]) == (1, 2)
-    # the same tasks, seeds and draws: the same success before, in and after training
-    assert two["num_eval_episodes"] == 6  # both share them; none counts twice
-    for name in ("success_before", "success_after", "return_after"):
-        assert one[name] == pytest.approx(two[name])
-    # and the same gradients: an evaluation before must not let each process train by itself
-    norms = [
-        [row["grad_norm"] for row in read_metrics(tmp_path / name) if "grad_norm" in row]
-        for name in ("one", "two")
-    ]
-    assert len(norms[0]) == 2
-    assert norms[1] == pytest.approx(norms[0], rel=1e-4)

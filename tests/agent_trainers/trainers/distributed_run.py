@@ -1,4 +1,4 @@
-"""Train for a few steps by each algorithm and save the weights; started with torchrun."""
+"""Train by each algorithm, save the weights, and run the command; started with torchrun."""
 
 import json
 import sys
@@ -10,10 +10,11 @@ import torch
 from transformers import AutoTokenizer
 
 from agent_trainers import TINY_POLICY
-from agent_trainers.cli.launch import leave_process_group
+from agent_trainers.cli import train as command
 from agent_trainers.programs import ProgramTasks
 from agent_trainers.trainers.config import PRESETS, config_class
 from agent_trainers.trainers.ppo import trainer_class
+from tests.agent_trainers.cli.conftest import SHORT
 from tests.agent_trainers.short_run import SETTINGS
 
 
@@ -23,6 +24,12 @@ def main(output, cases, settings):
     }
     if results and all(result is not None for result in results.values()):
         torch.save(results, output)
+    batch = [text for name in settings for text in (f"--{name}", str(settings[name]))]
+    folder = f"{output}-command"
+    command.run([
+        *SHORT, *batch, "--steps_per_generation", "2", "--num_eval_tasks", "6",
+        "--output_dir", folder,
+    ])  # fmt: skip
 
 
 def converse(session, task):
@@ -100,6 +107,5 @@ def gloo_threads():
 if __name__ == "__main__":
     torch.set_num_threads(1)
     main(sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3]))
-    leave_process_group()
     if remaining := gloo_threads():  # one of them may abort the process at its end
         sys.exit(f"threads of the process group still run: {remaining}")

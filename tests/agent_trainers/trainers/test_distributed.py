@@ -7,6 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from agent_trainers import TINY_POLICY
+from agent_trainers.monitoring.metrics_log import read_metrics
 from tests.agent_trainers.gradients import assert_same_update
 from tests.agent_trainers.trainers import distributed_run
 from tests.agent_trainers.two_processes import run_in_two_processes
@@ -69,7 +70,17 @@ def trained(tmp_path_factory):
     distributed_run.main(str(one), CASES, settings)
     settings["per_device_train_batch_size"] = 3
     run_in_two_processes(distributed_run, two, json.dumps(CASES), json.dumps(settings))
-    return torch.load(one, weights_only=False), torch.load(two, weights_only=False)
+    return [
+        torch.load(path, weights_only=False) | {"command": command(path)} for path in (one, two)
+    ]
+
+
+def command(path):
+    """Return the results and gradient norms of the command."""
+    folder = path.with_name(f"{path.name}-command")
+    results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    norms = [row["grad_norm"] for row in read_metrics(folder) if "grad_norm" in row]
+    return results | {"grad_norms": norms}
 
 
 @pytest.mark.timeout(600)
@@ -105,3 +116,15 @@ def test_groups_were_played_anew_and_levels_followed(trained):
     assert [one[0]["curriculum/level"], one[-1]["curriculum/level"]] == [1.0, 2.0]
     for results in trained:
         assert results["resampled"]["resumed"] == results["resampled"]["played"]
+
+
+def test_the_command_evaluates_and_trains_in_both(trained):
+    one, two = (results["command"] for results in trained)
+    assert (one["num_processes"], two["num_processes"]) == (1, 2)
+    # the same tasks, seeds and draws: the same success before, in and after training
+    assert two["num_eval_episodes"] == 6  # both share them; none counts twice
+    for name in ("success_before", "success_after", "return_after"):
+        assert one[name] == pytest.approx(two[name])
+    # and the same gradients: an evaluation before must not let each process train by itself
+    assert len(one["grad_norms"]) == 2
+    assert two["grad_norms"] == pytest.approx(one["grad_norms"], rel=1e-4)
