@@ -28,7 +28,6 @@ from typing import Any, Final
 
 from agent_envs.sandbox import archive, program, usage
 
-_POLL_SECONDS: Final = 0.02  # on average
 _READ_BYTES: Final = 65_536
 _MB: Final = 1 << 20
 _OPEN_FILES: Final = 128
@@ -381,8 +380,8 @@ def _watch(
     while True:
         channel.register(poll)
         # Between the calls of a session nothing runs, and nothing has to be watched.
-        pause = _POLL_SECONDS * 1000 * (0.5 + os.urandom(1)[0] / 256)
-        ready = {n for n, _ in poll.poll(None if channel.is_idle else pause)}
+        pause = None if channel.is_idle else 1000 * watch.seconds_to_sample
+        ready = {n for n, _ in poll.poll(pause)}
         for descriptor in ready.intersection((*by_descriptor, *listeners)):
             output = by_descriptor.get(descriptor)
             if not (output.read() if output else _deny_call(descriptor, watch)):

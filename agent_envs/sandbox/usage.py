@@ -4,9 +4,9 @@ Runs inside, in the supervisor: standard library only. Processor time is that of
 control group where there is one (`control_groups`); else it is sampled, so that it never decreases:
 a parent that ignores SIGCHLD makes the time of its children vanish from the kernel's sums. A new
 process that runs at a sample counts as if its kind had run since the sample before, as in a kernel
-that counts by ticks. The times of the samples are random, or a program could hide from them. Memory
-counts however it is held, which is, under the system-call filter: private and mapped pages, once
-for all processes that share them, also after the first thread of a process has ended; pages in
+that counts by ticks. The times of samples are drawn ahead, or a program could hide from them.
+Memory counts however it is held, which is, under the system-call filter: private and mapped pages,
+once for all processes that share them, also after the first thread of a process has ended; pages in
 swap; shared anonymous memory, which outlives its mappings, so each object counts as
 `SHARED_OBJECT_BYTES`, the filter's maximum, or more; buffers of pipes and sockets, at their
 largest; the kernel's records of mappings.
@@ -21,7 +21,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 SHARED_OBJECT_BYTES: Final = 4 << 20
-_SAMPLE_SECONDS: Final = 0.01
+_SAMPLE_SECONDS: Final = 0.02
+"""Mean time between samples."""
 _COUNT_SECONDS: Final = 0.1
 """How often memory is counted exactly; resident memory is read at each sample."""
 _PAGE: Final = resource.getpagesize()
@@ -60,6 +61,7 @@ class Watch:
         self.denied_calls = None if self.denied_calls is None else 0
         self._sample()
         self._started = self._last_time = time.monotonic()
+        self._draw_next_sample()
         self._cpu_before = self._cpu
         self._waited = 0.0  # for a processor
 
@@ -72,16 +74,22 @@ class Watch:
             "denied_calls": self.denied_calls,
         }
 
+    @property
+    def seconds_to_sample(self) -> float:
+        """Time until the next sample."""
+        return max(0.0, self._next_sample - time.monotonic())
+
     def exceeded(self) -> str:
-        """Return the limit that is exceeded, or an empty string."""
+        """Return the limit that a sample exceeds; an empty string if none, or before its time."""
+        if self.seconds_to_sample > 0:
+            return ""  # a program that writes output must not choose when it is sampled
         now, cpu_before = time.monotonic(), self._cpu
-        if now < self._last_time + _SAMPLE_SECONDS:
-            return ""  # the program wrote output, which is no reason to look again
         num_threads, resident_bytes, is_runnable = self._sample()
         cpu_seconds = self._cpu - self._cpu_before
         if is_runnable:
             self._waited += max(0.0, now - self._last_time - (self._cpu - cpu_before))
         self._last_time = now
+        self._draw_next_sample()
         # A program that hides processor time from samples must not gain wall-clock time by it.
         waited = self._waited if self._group_cpu() else min(self._waited, 9 * cpu_seconds)
         longest = min(self._limits["wall_seconds"] + waited, self._limits["longest_seconds"])
@@ -101,6 +109,9 @@ class Watch:
         held = _count_memory(self._pids())
         self._peak_bytes = max(self._peak_bytes, held)
         return held > self._max_bytes
+
+    def _draw_next_sample(self) -> None:
+        self._next_sample = self._last_time + _SAMPLE_SECONDS * (0.5 + os.urandom(1)[0] / 256)
 
     def _sample(self) -> tuple[int, int, bool]:
         """Read the processes; return threads, resident bytes and whether one is runnable."""

@@ -250,17 +250,26 @@ while True:
     if os.fork() == 0:
         while time.process_time() < 0.004: pass
         os._exit(0)
-    os.write(1, b".")
+    {while_it_runs}
     try: os.wait()
     except OSError: pass
+    {afterwards}
 """
+WRITE = 'os.write(1, b".")'
 
 
+@pytest.mark.parametrize("hides", [False, True])
 @pytest.mark.parametrize("has_groups", [True, False])
-def test_processor_time_counts_of_children_that_no_sum_contains(sandbox, monkeypatch, has_groups):
+def test_processor_time_counts_of_children_that_no_sum_contains(
+    sandbox, monkeypatch, has_groups, hides
+):
     if not has_groups:
         monkeypatch.setattr(control_groups, "_own_folder", Path("/nowhere").resolve)
-    result = run(sandbox, VANISHING, Limits(wall_seconds=20, cpu_seconds=0.5))
+    hide = f"{WRITE}; time.sleep(0.001)"  # output wakes the supervisor while no child runs
+    source = VANISHING.format(
+        while_it_runs="pass" if hides else WRITE, afterwards=hide if hides else "pass"
+    )
+    result = run(sandbox, source, Limits(wall_seconds=20, cpu_seconds=0.5))
     assert result.status == "cpu_limit"
     # each child takes 4 ms; samples are right on average only, and without a limit 20 s pass
     assert len(result.stdout) * 0.004 < 4 * 0.5
