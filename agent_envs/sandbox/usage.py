@@ -60,8 +60,7 @@ class Watch:
         self._peak_bytes = 0
         self.denied_calls = None if self.denied_calls is None else 0
         self._sample()
-        self._started = self._last_time = time.monotonic()
-        self._draw_next_sample()
+        self._started = time.monotonic()
         self._cpu_before = self._cpu
         self._waited = 0.0  # for a processor
 
@@ -83,13 +82,12 @@ class Watch:
         """Return the limit that a sample exceeds; an empty string if none, or before its time."""
         if self.seconds_to_sample > 0:
             return ""  # a program that writes output must not choose when it is sampled
-        now, cpu_before = time.monotonic(), self._cpu
+        sampled_before, cpu_before = self._sampled_at, self._cpu
         num_threads, resident_bytes, is_runnable = self._sample()
+        now = self._sampled_at
         cpu_seconds = self._cpu - self._cpu_before
         if is_runnable:
-            self._waited += max(0.0, now - self._last_time - (self._cpu - cpu_before))
-        self._last_time = now
-        self._draw_next_sample()
+            self._waited += max(0.0, now - sampled_before - (self._cpu - cpu_before))
         # A program that hides processor time from samples must not gain wall-clock time by it.
         waited = self._waited if self._group_cpu() else min(self._waited, 9 * cpu_seconds)
         longest = min(self._limits["wall_seconds"] + waited, self._limits["longest_seconds"])
@@ -110,13 +108,11 @@ class Watch:
         self._peak_bytes = max(self._peak_bytes, held)
         return held > self._max_bytes
 
-    def _draw_next_sample(self) -> None:
-        self._next_sample = self._last_time + _SAMPLE_SECONDS * (0.5 + os.urandom(1)[0] / 256)
-
     def _sample(self) -> tuple[int, int, bool]:
         """Read the processes; return threads, resident bytes and whether one is runnable."""
         now, reaped = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
         interval, self._sampled_at = now - self._sampled_at, now
+        self._next_sample = now + _SAMPLE_SECONDS * (0.5 + os.urandom(1)[0] / 256)
         ticks = num_threads = pages = 0
         living: dict[tuple[int, bytes], int] = {}
         is_runnable = False

@@ -9,19 +9,14 @@ import numpy as np
 
 from agent_envs.data.files import write_json, write_text
 from agent_envs.scoring import wilson_interval
-from agent_envs.scoring.statistics import (
-    Interval,
-    holm,
-    mean_interval,
-    p_value_text,
-    paired_test,
-)
+from agent_envs.scoring.statistics import holm, p_value_text, paired_test
 from agent_leaderboard.report.visible_text import markdown_table
 from benchmarks.papers_real.cells import ROWS
 from benchmarks.papers_real.questions import TEST_SETS
+from benchmarks.papers_table import mean_text
 
 NOT_RUN: Final = "not run"
-_METHODS: Final = ("step-GRPO", "GRPO", "PPO", "step-PPO", "REINFORCE++", "RLOO")
+_METHODS: Final = [row.name for row in ROWS if row.kind == "trained" and not row.options]
 _ABLATIONS: Final = (
     ("GRPO", "GRPO, no loss mask"),
     ("PPO", "PPO, no advantage mask"),
@@ -146,7 +141,7 @@ def _compare(results: Results, pairs: Sequence[tuple[str, str]], test_sets: Coll
             row: _by_question(results[row], metric, test_sets) for pair in pairs for row in pair
         }
         differences = [scores[first] - scores[second] for first, second in pairs]
-        columns.append([_points(mean_interval(each)) for each in differences])
+        columns.append([mean_text(each.tolist(), "+") for each in differences])
         columns.append([p_value_text(p) for p in holm([paired_test(d) for d in differences])])
     names = [f"{first} against {second}" for first, second in pairs]
     rows = [list(cells) for cells in zip(names, *columns, strict=True)]
@@ -163,11 +158,6 @@ def _by_question(
     ]
     total = sum(map(len, by_set))
     return np.concatenate([scores * total / (len(by_set) * len(scores)) for scores in by_set])
-
-
-def _points(interval: Interval) -> str:
-    mean, low, high = (100 * each for each in (interval.mean, interval.low, interval.high))
-    return f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]"
 
 
 def _costs(rows: Sequence[Mapping[str, Any]], budget: int) -> str:

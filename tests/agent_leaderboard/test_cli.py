@@ -62,9 +62,9 @@ def test_the_data_folder_comes_from_the_environment(monkeypatch, tmp_path):
 
 
 def test_the_command_and_its_children_start_without_deep_learning_libraries():
-    modules = "agent_leaderboard.cli, agent_leaderboard.verify.contained"
     code = (
-        f"import sys, {modules}; print({{'torch', 'transformers', 'datasets'}} & {{*sys.modules}})"
+        "import sys, agent_leaderboard.cli, agent_leaderboard.verify.contained\n"
+        "print({'torch', 'transformers', 'datasets'} & {*sys.modules})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
     assert done.stdout.strip() == "set()"

@@ -258,17 +258,19 @@ while True:
 WRITE = 'os.write(1, b".")'
 
 
-@pytest.mark.parametrize("hides", [False, True])
+@pytest.mark.parametrize(
+    ("while_it_runs", "afterwards"),
+    # output wakes the supervisor, here at a moment in which no child runs
+    [(WRITE, "pass"), ("pass", f"{WRITE}; time.sleep(0.001)")],
+    ids=["openly", "hiding"],
+)
 @pytest.mark.parametrize("has_groups", [True, False])
 def test_processor_time_counts_of_children_that_no_sum_contains(
-    sandbox, monkeypatch, has_groups, hides
+    sandbox, monkeypatch, has_groups, while_it_runs, afterwards
 ):
     if not has_groups:
         monkeypatch.setattr(control_groups, "_own_folder", Path("/nowhere").resolve)
-    hide = f"{WRITE}; time.sleep(0.001)"  # output wakes the supervisor while no child runs
-    source = VANISHING.format(
-        while_it_runs="pass" if hides else WRITE, afterwards=hide if hides else "pass"
-    )
+    source = VANISHING.format(while_it_runs=while_it_runs, afterwards=afterwards)
     result = run(sandbox, source, Limits(wall_seconds=20, cpu_seconds=0.5))
     assert result.status == "cpu_limit"
     # each child takes 4 ms; samples are right on average only, and without a limit 20 s pass

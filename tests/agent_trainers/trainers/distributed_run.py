@@ -24,11 +24,10 @@ def main(output, cases, settings):
     }
     if results and all(result is not None for result in results.values()):
         torch.save(results, output)
-    batch = [text for name in settings for text in (f"--{name}", str(settings[name]))]
-    folder = f"{output}-command"
+    batch = [text for name, value in settings.items() for text in (f"--{name}", str(value))]
     command.run([
         *SHORT, *batch, "--steps_per_generation", "2", "--num_eval_tasks", "6",
-        "--output_dir", folder,
+        "--output_dir", f"{output}-command",
     ])  # fmt: skip
 
 
