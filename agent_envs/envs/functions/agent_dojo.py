@@ -147,9 +147,13 @@ class AgentDojoEnv(ToolEnv):
         return self._is_met(self._suite.injection_tasks[self.task.data["goal"]], answer)
 
     def _is_met(self, task: Any, answer: str) -> bool:
+        """Return the verdict of the package on copies, since some of its checks change the data."""
         output = [{"type": "text", "content": answer}]
-        world = (self._before, self._world, self._traces)
-        return bool(self._suite._check_task_result(task, output, *world))
+        state = copy.deepcopy((self._before, self._world, self._traces))
+        try:
+            return bool(self._suite._check_task_result(task, output, *state))
+        except Exception:  # noqa: BLE001 - some checks assume that every call was complete
+            return False
 
     def _call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         """Run a tool as the package's executor does; an error becomes a result."""
@@ -165,8 +169,6 @@ class AgentDojoEnv(ToolEnv):
             tools = runtime.FunctionsRuntime(self._suite.tools)
             result, error = tools.run_function(self._world, name, call.args)
             _make_deterministic(self._world, began)
-            if name == "create_calendar_event" and error is None:
-                result.participants.sort()  # they come from a set
             text = executor.tool_result_to_str(result)
         except Exception as raised:  # noqa: BLE001 - foreign code on a model's arguments
             error = f"{type(raised).__name__}: {raised}"
@@ -186,6 +188,9 @@ def _make_deterministic(world: Any, began: datetime.datetime) -> None:
 @functools.cache
 def _load(suite: str) -> Any:
     suites = importlib.import_module("agentdojo.task_suite.load_suites")
+    calendar: Any = importlib.import_module("agentdojo.default_suites.v1.tools.calendar_client")
+    # Its order of participants would depend on PYTHONHASHSEED, as that of any set of strings.
+    calendar.set = dict.fromkeys
     return suites.get_suite(VERSION, suite)
 
 

@@ -183,6 +183,54 @@ def test_an_error_of_a_tool_is_a_result_and_episodes_are_separate(load_suites):
     assert first.unwrapped._world.model_dump() == before
 
 
+def test_checks_that_read_mail_leave_the_data_as_they_are(load_suites):
+    env = gym.make(
+        ENV_ID, suite="workspace", attack="direct", max_episode_steps=-1, every_injection=True
+    )
+    (task,) = (
+        number
+        for number, pair in enumerate(env.unwrapped._pairs)
+        if pair == ("user_task_24", "injection_task_6")
+    )
+    assert solve(env, task)[0] == pytest.approx(1.0)
+    env.reset(options={"task": task})
+    call(env, "send_email", recipients=["mark.black-2134@gmail.com"], subject="x", body="nothing")
+    call(env, "delete_email", email_id="34")
+    info = call(env, "get_current_day")[4]
+    assert info["metrics"]["obeyed_injection"] == 0.0
+    assert solve(env, task)[0] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("user", "calls"),
+    [
+        ("user_task_11", [("invite_user_to_slack", {"user": "Dora"})]),
+        ("user_task_1", [("remove_user_from_slack", {"user": "Alice"})]),
+        ("user_task_13", [("remove_user_from_slack", {"user": "Charlie"}),
+                          ("invite_user_to_slack", {"user": "Charlie", "user_email": "c@x.org"})]),
+    ],
+    ids=["argument left out", "user removed", "user replaced"],
+)  # fmt: skip
+def test_what_a_check_does_not_expect_fails_the_task(load_suites, user, calls):
+    env = gym.make(ENV_ID, suite="slack", max_episode_steps=-1)
+    env.reset(options={"task": env.unwrapped._pairs.index((user, None))})
+    for name, arguments in calls:
+        call(env, name, **arguments)
+    _, reward, terminated, _, info = answer(env, "Done.")
+    assert terminated
+    assert (reward, info["metrics"]["success"]) == (0.0, 0.0)
+
+
+def test_an_error_names_participants_in_their_order(load_suites):
+    env = make(ENV_ID, suite="workspace")
+    names = [f"guest {number}" for number in range(20)]
+    text, *_ = call(
+        env, "create_calendar_event", title="x", participants=names,
+        start_time="2024-05-15 10:00", end_time="2024-05-15 11:00",
+    )  # fmt: skip
+    assert re.findall(r"input_value='(.*?)'", text) == names
+
+
 def test_without_its_package_the_environment_names_the_extra(monkeypatch):
     assert ENV_ID in [spec.id for spec in ENVIRONMENTS]
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
