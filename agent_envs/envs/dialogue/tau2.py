@@ -11,13 +11,13 @@ from types import ModuleType
 from typing import Any, ClassVar, Final
 
 from agent_envs.core.async_bridge import resolve
-from agent_envs.core.lookup import lookup, lookup_or_import, require_extra
+from agent_envs.core.lookup import lookup, require_extra
 from agent_envs.core.messages import Message
 from agent_envs.core.rewards import Progress, final_metric, format_term, noted_terms
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool import ForeignTool, ToolResult
 from agent_envs.core.tool_env import ToolEnv
-from agent_envs.envs.dialogue.users import STOP, User, make_user
+from agent_envs.envs.dialogue.users import STOP, User, make_function, make_user
 from agent_envs.formats.actions import ParsedAction
 from agent_envs.judges import Endpoint, Judge
 from agent_envs.tools.calculator import make_calculator_tool
@@ -329,9 +329,10 @@ def _reference_changes(name: str, number: int) -> Mapping[tuple[str, str], Any]:
 
 
 def _make_judge(judge: Decide | str | Mapping[str, Any] | None) -> Decide | None:
-    if isinstance(judge, Mapping):
-        return functools.partial(_ask, Endpoint(**judge))
-    return lookup_or_import({}, judge, kind="judge") if isinstance(judge, str) else judge
+    def connect(**arguments: Any) -> Decide:
+        return functools.partial(_ask, Endpoint(**arguments))
+
+    return None if judge is None else make_function(judge, {}, connect, kind="judge")
 
 
 def _ask(endpoint: Endpoint, assertions: Sequence[str], log: Sequence[Message]) -> list[bool]:

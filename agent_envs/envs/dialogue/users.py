@@ -12,6 +12,7 @@ from typing import Any, Final
 from agent_envs.core.lookup import lookup_or_import
 from agent_envs.core.messages import Message
 from agent_envs.core.model_server import ServerClient
+from agent_envs.errors import ConfigurationError
 
 Instructions = Mapping[str, Any]
 """Texts in the second person, by the names of tau2: ``reason_for_call``, ``known_info``,
@@ -119,7 +120,30 @@ class UserModel:
 
 def make_user(user: User | str | Mapping[str, Any]) -> User:
     """Return the user of a name, an import path or arguments of `UserModel`, or `user` itself."""
-    if isinstance(user, Mapping):
-        return UserModel(**user)
     table: dict[str, User] = {"script": script_user}
-    return lookup_or_import(table, user, kind="user") if isinstance(user, str) else user
+    function: User = make_function(user, table, UserModel, kind="user")
+    return function
+
+
+def make_function(
+    value: Any, table: Mapping[str, Any], connect: Callable[..., Any], *, kind: str
+) -> Any:
+    """Return the function of a name, an import path or arguments of `connect`, or `value` itself.
+
+    Raises:
+        ConfigurationError: If it is none of these.
+    """
+    if isinstance(value, str):
+        return lookup_or_import(table, value, kind=kind)
+    if isinstance(value, Mapping):
+        try:
+            return connect(**value)
+        except TypeError as error:
+            raise ConfigurationError(
+                f"{kind}={value!r}: {error}. A model needs base_url and model."
+            ) from None
+    if not callable(value):
+        raise ConfigurationError(
+            f"{kind}={value!r}: pass a function, its import path, or base_url and model of a model."
+        )
+    return value

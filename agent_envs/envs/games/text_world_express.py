@@ -166,8 +166,12 @@ class TextWorldExpressEnv(JavaGameEnv):
         require_java(SIMULATOR)
         self._detours = detours
         values = dict(lookup(GAMES, game, kind="game"))
+        if not isinstance(parameters, Mapping | None):
+            raise ConfigurationError(f"parameters must be a mapping of names, not {parameters!r}.")
         for name, value in (parameters or {}).items():
             lookup(values, name, kind=f"parameter of the game {game!r}")
+            if type(value) is not int:
+                raise ConfigurationError(f"parameters: {name} must be an integer, not {value!r}.")
             values[name] = value
         self._first_seed = lookup(SPLITS, split, kind="split")
         self._family = "-".join(["twx", game, *map(str, values.values()), split])

@@ -64,8 +64,8 @@ class SyntheticBifurcationEnv(ToolEnv):
             parallel_calls: Whether a turn may hold several choices, each in the next room.
             shared: Arguments of `ToolEnv`.
         """
-        if steps not in range(2, MAX_STEPS + 1):
-            raise ConfigurationError(f"steps must be 2 to {MAX_STEPS}, not {steps}.")
+        if type(steps) is not int or not 2 <= steps <= MAX_STEPS:
+            raise ConfigurationError(f"steps must be 2 to {MAX_STEPS}, not {steps!r}.")
         self._steps, self._split = steps, split
         self._split_seed = lookup(_SPLITS, split, kind="split")
         choose = Tool(self.choose, timeout=None, stateful=True)

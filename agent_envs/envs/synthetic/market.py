@@ -84,14 +84,14 @@ class SyntheticMarketEnv(ToolEnv):
         Args:
             shops: Number of shops.
             changes: Number of changes.
-            split: ``"train"`` or ``"test"``, which share no task.
+            split: ``"train"`` or ``"test"``, drawn independently: they share no task but by chance.
             shared: Arguments of `ToolEnv`.
         """
         for name, value, low, high in (
             ("shops", shops, 2, len(_SHOPS)), ("changes", changes, 1, _MAX_CHANGES)
         ):  # fmt: skip
-            if value not in range(low, high + 1):
-                raise ConfigurationError(f"{name} must be {low} to {high}, not {value}.")
+            if type(value) is not int or not low <= value <= high:
+                raise ConfigurationError(f"{name} must be {low} to {high}, not {value!r}.")
         self._num_shops, self._num_changes, self._split = shops, changes, split
         self._split_seed = lookup(_SPLITS, split, kind="split")
         tools = [Tool(each, timeout=None, stateful=True) for each in (self.ask, self.buy)]

@@ -137,7 +137,7 @@ def test_true_advantages_of_turns_without_exactly_one_choice():
     assert advantages([answer], 0.4) == pytest.approx([-0.4])  # gives up
 
 
-@pytest.mark.parametrize("steps", [1, 31])
+@pytest.mark.parametrize("steps", [1, 31, 8.0])
 def test_wrong_numbers_of_steps_are_errors(steps):
     with pytest.raises(AgentEnvsError, match=f"steps must be 2 to 30, not {steps}"):
         gym.make(ID, steps=steps)

@@ -114,7 +114,10 @@ def test_an_agent_that_ignores_news_rarely_succeeds():
     assert num_right / 200 < 0.4  # buying anywhere: .25
 
 
-@pytest.mark.parametrize("wrong", [{"shops": 1}, {"shops": 9}, {"changes": 0}, {"changes": 7}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"shops": 1}, {"shops": 9}, {"shops": 4.0}, {"changes": 0}, {"changes": 7}, {"changes": True}],
+)
 def test_wrong_sizes_are_errors(wrong):
     with pytest.raises(AgentEnvsError, match="must be"):
         gym.make(ID, **wrong)

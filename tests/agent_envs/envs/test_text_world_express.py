@@ -187,6 +187,11 @@ def test_wrong_arguments_are_errors():
         gym.make(ID, game="cooking")
     with pytest.raises(UnknownNameError, match="numLocations"):
         gym.make(ID, game="coin", parameters={"numLocation": 3})
+    for value in (5.7, None, True, "2,includeDoors=0"):
+        with pytest.raises(ConfigurationError, match="numLocations must be an integer"):
+            gym.make(ID, game="coin", parameters={"numLocations": value})
+    with pytest.raises(ConfigurationError, match="must be a mapping"):
+        gym.make(ID, game="coin", parameters=[1])
     with pytest.raises(ConfigurationError, match="less than or equal to 11"):
         make(ID, game="coin", parameters={"numLocations": 50})
 

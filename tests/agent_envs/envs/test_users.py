@@ -3,7 +3,7 @@
 import pytest
 
 from agent_envs.envs.dialogue.users import STOP, UserModel, make_user, script_user
-from agent_envs.errors import ServerError, UnknownNameError
+from agent_envs.errors import ConfigurationError, ServerError, UnknownNameError
 from tests.agent_trainers.chat_server import json_server, refuses, says
 
 INSTRUCTIONS = {
@@ -91,3 +91,6 @@ def test_a_user_is_a_function_an_import_path_or_a_name():
     assert make_user(talk_of) is talk_of
     with pytest.raises(UnknownNameError, match="Did you mean 'script'"):
         make_user("scripted")
+    for wrong in (3, {"model": "m"}):
+        with pytest.raises(ConfigurationError, match=r"user=.*base_url and model"):
+            make_user(wrong)
