@@ -1,8 +1,9 @@
 """Continuous batching on a transformers model with a KV-cache slot per episode.
 
-A later request of an episode only prefills the new tokens of its state. Other episodes keep
-generating while a tool runs. Every token is drawn from its episode's own generator, so what an
-episode samples only depends on its own state.
+A later request of an episode only prefills the new tokens of its state, and what first states have
+in common, such as a system prompt, is computed once. Other episodes keep generating while a tool
+runs. Every token is drawn from its episode's own generator, so what an episode samples only depends
+on its own state.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,6 +31,8 @@ _PREFILL_SHARE: Final = 0.25
 """Share of the batch from which on new states are prefilled while others decode."""
 _PREFILL_TOKENS: Final = 16_384
 """Tokens of a prefill batch."""
+_LEAST_SHARED: Final = 32
+"""Tokens that first states must have in common for a forward pass over these alone."""
 _SPAN: Final = 3
 """Largest ratio of decoded slots, including idle ones in between, to those in use."""
 
@@ -62,6 +65,7 @@ class SlotCache:
 
     def __init__(self) -> None:
         self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._shared: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # each (H, length, D)
         self._slots = torch.zeros(0, dtype=torch.long)
         self._read: slice | torch.Tensor = slice(0)
         self._positions = torch.zeros(0, 0, dtype=torch.long)
@@ -108,6 +112,18 @@ class SlotCache:
             for tensor in stored:
                 tensor[list(targets), :, :length] = tensor[source, :, :length]
 
+    def share(self, source: int, length: int) -> None:
+        """Keep the first tokens of a slot for `copy_shared`."""
+        self._shared = {
+            layer: (keys[source, :, :length].clone(), values[source, :, :length].clone())
+            for layer, (keys, values) in self._layers.items()
+        }
+
+    def copy_shared(self, target: int, length: int) -> None:
+        for layer, shared in self._shared.items():
+            for stored, tensor in zip(self._layers[layer], shared, strict=True):
+                stored[target, :, :length] = tensor[:, :length]
+
     def get_seq_length(self, *_: Any) -> int:
         """Return 0: positions are always explicit."""
         return 0
@@ -143,6 +159,12 @@ def forward_slots(
         **without_router_loss(model),
     ).logits
     return logits
+
+
+def num_common(first: Sequence[int], second: Sequence[int]) -> int:
+    """Return the number of tokens with which both begin."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
 def _agrees(probe: Probe) -> bool:
@@ -196,6 +218,7 @@ class SlotStream(GenerationStream):
         self._stored: dict[int, tuple[int, list[int]]] = {}  # by episode: slot, tokens in it
         self._prefilling: dict[int, _Turn] = {}
         self._decoding: dict[int, _Turn] = {}
+        self._shared: list[int] = []  # tokens with which first states begin
         self._idle: dict[int, None] = {}  # episodes whose slots may be reclaimed, oldest first
 
     @property
@@ -219,6 +242,7 @@ class SlotStream(GenerationStream):
     def refresh(self) -> None:
         """Compute all keys and values again, of unfinished turns before their next token."""
         self._stored = {key: (slot, []) for key, (slot, _) in self._stored.items()}
+        self._shared = []
         self._prefilling |= self._decoding
         self._decoding = {}
         for turn in self._prefilling.values():
@@ -258,27 +282,26 @@ class SlotStream(GenerationStream):
             uniforms = None
             if self._settings.temperature > 0:
                 uniforms = request.rng.random(self._settings.max_new_tokens)
-            pairs = enumerate(zip(tokens, prompt, strict=False))
-            known = next((i for i, (a, b) in pairs if a != b), min(len(tokens), len(prompt)))
             self._stored[key] = (slot, prompt)
             guide = self._policy.start_guide(request.guide)
-            self._prefilling[key] = _Turn(
-                slot, prompt, uniforms, min(known, len(prompt) - 1), request.is_over, guide
-            )
+            known = num_common(tokens, prompt[:-1])
+            self._prefilling[key] = _Turn(slot, prompt, uniforms, known, request.is_over, guide)
         return ready
 
     def _prefill(self) -> None:
-        """Store keys and values of new states; equal first states are computed once."""
+        """Store keys and values of new states, of what first states have in common once."""
         turns = list(self._prefilling.values())
         equal: dict[tuple[int, ...], list[_Turn]] = {}
         for turn in turns:
             if turn.num_missing > 0 and turn.num_stored == 0:
                 equal.setdefault(tuple(turn.context), []).append(turn)
-        new = [turn for turn in turns if turn.num_missing > 0 and turn.num_stored > 0]
-        new += [group[0] for group in equal.values()]
+        later_turns = [turn for turn in turns if turn.num_stored > 0]
         longest = max(len(turn.context) for turn in turns)
         num_slots = max(slot for slot, _ in self._stored.values()) + 1
         self._cache.reserve(num_slots, longest + self._settings.max_new_tokens + 1)
+        first_turns = [group[0] for group in equal.values()]
+        self._share(first_turns)
+        new = [turn for turn in (*later_turns, *first_turns) if turn.num_missing > 0]
         for batch in pack(
             [0] * len(new),
             [turn.num_missing for turn in new],
@@ -295,6 +318,18 @@ class SlotStream(GenerationStream):
                 self._cache.copy(first.slot, [turn.slot for turn in others], length)
         self._decoding |= self._prefilling
         self._prefilling = {}
+
+    def _share(self, first_turns: Sequence[_Turn]) -> None:
+        """Copy the tokens that states have in common, after computing them if necessary."""
+        contexts = [turn.context[:-1] for turn in first_turns]
+        length = min((num_common(contexts[0], other) for other in contexts[1:]), default=0)
+        if length >= _LEAST_SHARED and num_common(contexts[0], self._shared) < length:
+            slot, self._shared = first_turns[0].slot, contexts[0][:length]
+            forward_slots(self._model, self._cache, [slot], [0], [self._shared])
+            self._cache.share(slot, length)
+        for turn, context in zip(first_turns, contexts, strict=True):
+            turn.num_stored = num_common(context, self._shared)
+            self._cache.copy_shared(turn.slot, turn.num_stored)
 
     def _decode(self) -> None:
         turns = sorted(self._decoding.values(), key=lambda turn: turn.slot)

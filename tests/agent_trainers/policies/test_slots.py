@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+import agent_trainers.policies.slots
 from agent_trainers.policies.local import transformers_policy
 from agent_trainers.policies.policy import GenerationRequest, VersionedPolicy, WaveStream
 from agent_trainers.policies.sampling import SamplingSettings
-from agent_trainers.policies.slots import can_serve
+from agent_trainers.policies.slots import can_serve, num_common
 from tests.agent_trainers.made import roll_out
 
 ID = "AgentR1/SyntheticMultiHop-v0"
@@ -38,8 +39,9 @@ def make_policy(model, tokenizer, monkeypatch):
     ],
 )  # fmt: skip
 def test_an_episode_is_the_same_in_slots_and_batch_by_batch(
-    make_policy, model, attention, context, sampling, slots
+    make_policy, model, attention, context, sampling, slots, monkeypatch
 ):
+    monkeypatch.setattr(agent_trainers.policies.slots, "_LEAST_SHARED", 4)
     model.set_attn_implementation(attention)
     in_slots = roll_out(make_policy(**sampling, **slots), TASKS, context=context)
     in_batches = roll_out(make_policy(in_batches=True, **sampling), TASKS, context=context)
@@ -50,9 +52,9 @@ def test_an_episode_is_the_same_in_slots_and_batch_by_batch(
             assert np.abs(a.logprobs - b.logprobs).max() < 1e-4
 
 
-def test_new_tokens_of_a_state_and_equal_states_of_a_group_are_prefilled_once(
-    make_policy, model, monkeypatch
-):
+@pytest.fixture
+def passes(model, monkeypatch):
+    """Shape of the input and number of tokens but padding, of each forward pass."""
     passes, forward = [], type(model).forward
 
     def counting(self, input_ids, position_ids, **rest):
@@ -61,8 +63,16 @@ def test_new_tokens_of_a_state_and_equal_states_of_a_group_are_prefilled_once(
         passes.append((input_ids.shape, real))
         return forward(self, input_ids=input_ids, position_ids=position_ids, **rest)
 
+    def start():
+        monkeypatch.setattr(model, "forward", counting.__get__(model))
+        return passes
+
+    return start
+
+
+def test_new_tokens_of_a_state_and_equal_states_of_a_group_are_prefilled_once(make_policy, passes):
     policy = make_policy()
-    monkeypatch.setattr(model, "forward", counting.__get__(model))
+    passes = passes()
     (episode,) = roll_out(policy, [0])
     last = episode.transitions[-1]
     assert len(episode.transitions) > 1
@@ -75,6 +85,20 @@ def test_new_tokens_of_a_state_and_equal_states_of_a_group_are_prefilled_once(
     assert prefilled[0] == 2  # two groups of four
     assert prefilled[1] > 1
     assert decoded == (8, 1)
+
+
+def test_the_beginning_that_first_states_share_is_prefilled_once(make_policy, passes, monkeypatch):
+    monkeypatch.setattr(agent_trainers.policies.slots, "_LEAST_SHARED", 4)
+    policy = make_policy(max_batch_size=2)  # the third episode comes when another has ended
+    passes = passes()
+    episodes = roll_out(policy, [0, 1, 2])
+    first, second, third = (episode.transitions[0].prompt_ids for episode in episodes)
+    shared = num_common(first, second)
+    assert passes[0] == ((1, shared), shared)
+    ends = [episode.transitions[-1] for episode in episodes]
+    num_tokens = sum(len(end.prompt_ids) + len(end.completion_ids) - 1 for end in ends)
+    saved = shared + min(num_common(first, third), shared)
+    assert sum(real for _, real in passes) == num_tokens - saved
 
 
 def test_slots_do_not_penalise_repetition(model):
