@@ -6,12 +6,15 @@ RAG answer held-out questions of both, and of MuSiQue. The table is written afte
 """
 
 import datetime
+import gzip
+import json
 import shlex
 import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+from agent_envs.data.files import atomic_path
 from agent_trainers.cli.arguments import parse, run_command
 from agent_trainers.cli.results import versions
 from benchmarks.grid import Grid
@@ -19,6 +22,9 @@ from benchmarks.papers_real.cells import ROWS, CellRunner, PapersRealArguments, 
 from benchmarks.papers_real.questions import prepare_questions
 from benchmarks.papers_real.report import write_report
 
+RESULTS_FILE: Final = "papers_real_results.jsonl.gz"
+"""The results of the cells by question; unpacked as ``results.jsonl`` of a new work folder, they
+are not computed again."""
 PROGRAM: Final = "python -m benchmarks.papers_real"
 _MAY_CHANGE: Final = frozenset({"rows", "seeds", "jobs", "work", "output"})
 """Options that may change between calls; the cells depend on all others."""
@@ -78,6 +84,9 @@ def _report(
             "versions": versions(),
         },
     )
+    lines = "".join(json.dumps(record) + "\n" for record in grid.stored().values())
+    with atomic_path(Path(options.output) / RESULTS_FILE) as temporary:
+        temporary.write_bytes(gzip.compress(lines.encode(), mtime=0))
 
 
 if __name__ == "__main__":

@@ -54,6 +54,11 @@ class Row:
     options: str = ""
     """Further options of ``agent-r1-train``."""
 
+    @property
+    def has_seeds(self) -> bool:
+        """Whether it is trained, so that its result depends on the seed."""
+        return self.kind in ("warm_start", "trained")
+
 
 ROWS: Final = (
     Row("base tool call", "base"),
@@ -69,7 +74,7 @@ ROWS: Final = (
     Row("PPO, no advantage mask", algorithm="ppo", options="--advantage_mask false"),
     Row("PPO, no mask", algorithm="ppo", options="--advantage_mask false --loss_mask false"),
 )
-"""In the order in which they run: the most informative first."""
+"""In the order of the table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,24 +88,25 @@ class Cell:
     def key(self) -> str:
         """Name of its folder."""
         name = self.row.name.lower().replace(",", "").replace(" ", "-")
-        return f"{name}-{self.seed}" if self.row.kind == "trained" else name
+        return f"{name}-{self.seed}" if self.row.has_seeds else name
 
 
 def wanted_cells(names: Sequence[str], seeds: Sequence[int]) -> list[Cell]:
-    """Return the cells of some rows: the first seed of all rows, then the second.
+    """Return the cells of some rows in their order: the first seed of all, then the second.
 
-    Untrained rows have one cell. The warm start comes with any trained row, which starts from it.
+    Untrained rows have one cell. A trained row starts from the warm start of its seed, which
+    comes with it.
 
     Raises:
         ConfigurationError: If there is no such row.
     """
-    known = [row.name for row in ROWS]
-    if unknown := [name for name in names if name not in known]:
-        raise ConfigurationError(f"--rows: unknown row {unknown[0]!r}. Rows: {', '.join(known)}.")
-    if any(row.name in names and row.kind == "trained" for row in ROWS):
-        names = [*names, "warm start"]
-    cells = [Cell(row, seed) for seed in seeds for row in ROWS if row.name in names]
-    return [cell for cell in cells if cell.row.kind == "trained" or cell.seed == seeds[0]]
+    rows = {row.name: row for row in ROWS}
+    if unknown := [name for name in names if name not in rows]:
+        raise ConfigurationError(f"--rows: unknown row {unknown[0]!r}. Rows: {', '.join(rows)}.")
+    if any(rows[name].kind == "trained" for name in names):
+        names = ["warm start", *names]
+    cells = [Cell(rows[name], seed) for seed in seeds for name in dict.fromkeys(names)]
+    return [cell for cell in cells if cell.row.has_seeds or cell.seed == seeds[0]]
 
 
 @dataclass
@@ -112,7 +118,7 @@ class PapersRealArguments(QuestionArguments):
     )
     rows: list[str] = HfArg(
         default_factory=lambda: [row.name for row in ROWS],
-        help="Rows to run; the table shows the others as not run.",
+        help="Rows to run, in this order; the table shows the others as not run.",
     )
     seeds: list[int] = HfArg(default_factory=lambda: [1, 2, 3], help="Seeds of each trained row.")
     budget: int = HfArg(default=4_800, help="Environment steps of training per trained row.")
@@ -175,7 +181,7 @@ class CellRunner:
             self._run_naive_rag(folder)
         else:
             if cell.row.kind == "warm_start":
-                self._warm_up(folder)
+                self._warm_up(cell, folder)
             elif cell.row.kind == "trained":
                 curve = self._train(cell, folder)
             model = model if cell.row.kind == "base" else str(folder / "model")
@@ -211,7 +217,7 @@ class CellRunner:
         per_batch = last["environment_steps"] / last["max_steps"]
         return int(last["max_steps"]) + math.ceil(remaining / per_batch)
 
-    def _warm_up(self, folder: Path) -> None:
+    def _warm_up(self, cell: Cell, folder: Path) -> None:
         done = folder / "trained.json"
         if done.exists():
             return
@@ -220,7 +226,7 @@ class CellRunner:
             [
                 "agent-r1-sft", "--model", self._model, *self._environment_options("train"),
                 "--num_tasks", str(self._options.num_demonstrations), *_WARM_START.split(),
-                *shlex.split(self._options.warm_start_options),
+                *shlex.split(self._options.warm_start_options), "--seed", str(cell.seed),
                 "--output_dir", str(folder / "model"), *(["--resume"] if is_started else []),
             ],
             folder,
@@ -228,9 +234,12 @@ class CellRunner:
         write_json(done, {})
 
     def _train(self, cell: Cell, folder: Path) -> list[dict[str, float]]:
-        warm_start = self._grid.work / "warm-start"
+        warm_start = self._grid.work / f"warm-start-{cell.seed}"
         if not (warm_start / "trained.json").exists():
-            raise CommandFailedError(f"{cell.key}: the warm start is missing.")
+            raise CommandFailedError(
+                f"{cell.key}: {warm_start} holds no trained model, from which all rows of seed "
+                f"{cell.seed} start. Run another seed, or all rows of this one again."
+            )
         rounds = read_json(folder / "rounds.json", [])
         while (max_steps := self.next_max_steps(rounds)) is not None:
             self._grid.command(

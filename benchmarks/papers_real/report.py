@@ -1,7 +1,7 @@
 """Write the comparison on real questions as Markdown and JSON."""
 
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,8 +40,8 @@ _METHOD: Final = (
 )
 _DIFFERENCES: Final = (
     "Differences of the mean of the test sets in points, paired by question, with their 95 % "
-    "interval by Student's t, and the sign-flip test with Holm's correction within each column. "
-    "Both cover the choice of questions, not that of the training seed."
+    "interval by Student's t, and the sign-flip test with Holm's correction within each column, "
+    "over the seeds that both rows have. Both cover the choice of questions, not that of the seed."
 )
 
 Results = Mapping[str, Mapping[int, Mapping[str, Any]]]
@@ -129,7 +129,7 @@ def _comparisons(results: Results) -> str:
     """Test each claim on the rows that have run."""
     parts = []
     for claim, pairs, test_sets in CLAIMS:
-        if pairs := [pair for pair in pairs if all(row in results for row in pair)]:
+        if pairs := [pair for pair in pairs if _common_seeds(results, pair)]:
             parts += [f"### {claim}", _compare(results, pairs, test_sets)]
     return "\n\n".join(["## Differences", _DIFFERENCES, *parts]) if parts else ""
 
@@ -137,10 +137,11 @@ def _comparisons(results: Results) -> str:
 def _compare(results: Results, pairs: Sequence[tuple[str, str]], test_sets: Collection[str]) -> str:
     columns = []
     for metric in ("exact_match", "f1"):
-        scores = {
-            row: _by_question(results[row], metric, test_sets) for pair in pairs for row in pair
-        }
-        differences = [scores[first] - scores[second] for first, second in pairs]
+        differences = []
+        for pair in pairs:
+            seeds = _common_seeds(results, pair)
+            first, second = (_by_question(results[r], seeds, metric, test_sets) for r in pair)
+            differences.append(first - second)
         columns.append([mean_text(each.tolist(), "+") for each in differences])
         columns.append([p_value_text(p) for p in holm([paired_test(d) for d in differences])])
     names = [f"{first} against {second}" for first, second in pairs]
@@ -148,12 +149,21 @@ def _compare(results: Results, pairs: Sequence[tuple[str, str]], test_sets: Coll
     return markdown_table(["", "EM", "p", "F1", "p"], rows)
 
 
+def _common_seeds(results: Results, rows: Iterable[str]) -> list[int]:
+    """Return the seeds of all the rows: a difference is one between runs from one warm start."""
+    first, second = (results.get(row, {}).keys() for row in rows)
+    return sorted(first & second)
+
+
 def _by_question(
-    seeds: Mapping[int, Mapping[str, Any]], metric: str, test_sets: Collection[str]
+    runs: Mapping[int, Mapping[str, Any]],
+    seeds: Iterable[int],
+    metric: str,
+    test_sets: Collection[str],
 ) -> Any:
     """Return the score of every question, weighted so that their mean is the mean of the sets."""
     by_set = [
-        np.mean([run["scores"][name][metric] for run in seeds.values()], axis=0)
+        np.mean([runs[seed]["scores"][name][metric] for seed in seeds], axis=0)
         for name in test_sets
     ]
     total = sum(map(len, by_set))

@@ -1,5 +1,6 @@
 """The comparison on real questions, with a handful of rows and a tiny random model."""
 
+import gzip
 import itertools
 import json
 import shlex
@@ -151,6 +152,17 @@ def test_the_command_trains_tests_and_resumes(sources, in_process, monkeypatch, 
     trained = next(r["result"] for r in results if r["key"] == "rloo-1")
     assert trained["environment_steps"] == trained["curve"][-1]["environment_steps"] >= 8
 
+    # Elsewhere, the published results are kept, and a row without its warm start is refused.
+    in_process.clear()
+    published = tmp_path / "out" / "papers_real_results.jsonl.gz"
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "results.jsonl").write_bytes(gzip.decompress(published.read_bytes()))
+    papers_real.main([*arguments, "--work", str(tmp_path / "new")])
+    assert not in_process
+    with pytest.raises(SystemExit):
+        papers_real.main([*arguments, "--work", str(tmp_path / "new"), "--rows", "PPO"])
+    assert "Run another seed" in capsys.readouterr().err
+
 
 def test_differences_are_those_of_the_mean_of_the_sets(tmp_path):
     def result(*scores):
@@ -162,7 +174,7 @@ def test_differences_are_those_of_the_mean_of_the_sets(tmp_path):
         }  # fmt: skip
 
     results = {
-        "warm start": {1: result([0.0] * 4, [0.0] * 2, [0.0] * 2)},
+        "warm start": dict.fromkeys((1, 2), result([0.0] * 4, [0.0] * 2, [0.0] * 2)),
         "PPO": {
             1: result([1.0] * 4, [1.0, 0.0], [0.0] * 2),
             2: result([0.0] * 4, [1.0, 0.0], [0.0] * 2),
@@ -180,10 +192,11 @@ def test_differences_are_those_of_the_mean_of_the_sets(tmp_path):
         for line in lines
         if " against " in line
     }
-    # means of the sets: PPO (1/2 + 1/2 + 0) / 3, GRPO (0 + 0 + 1) / 3; MuSiQue alone: -1
+    # Means of the sets: PPO (1 + 1/2 + 0) / 3 and (0 + 1/2 + 0) / 3, GRPO, which has seed 1 alone,
+    # (0 + 0 + 1) / 3. MuSiQue alone: -1.
     assert means == {
         ("PPO", "warm"): "+33.3",
         ("GRPO", "warm"): "+33.3",
-        ("GRPO", "PPO"): "+0.0",
+        ("GRPO", "PPO"): "-16.7",
         ("PPO", "GRPO"): "-100.0",
     }
