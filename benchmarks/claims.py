@@ -20,7 +20,6 @@ from agent_envs.core.lookup import lookup
 from agent_envs.errors import ConfigurationError
 from agent_envs.scoring.statistics import (
     ALPHA,
-    MAX_EXACT_PERMUTATION,
     Interval,
     holm,
     mean_interval,
@@ -30,7 +29,7 @@ from agent_envs.scoring.statistics import (
 from agent_leaderboard.report.visible_text import markdown_table
 from agent_trainers.cli.arguments import parse, run_command
 from benchmarks.grid import Grid, Result
-from benchmarks.learning_run import LONG_HORIZON, LearningRun
+from benchmarks.learning_run import LONG_HORIZON, LearningRun, check_seeds
 from benchmarks.papers_table import (
     FIRST_TUNING_TASK,
     NUM_TUNING_TASKS,
@@ -205,10 +204,9 @@ def _run(arguments: list[str]) -> None:
         arguments, ClaimsArguments, program=PROGRAM,
         description="Test published claims with the embedded policy at equal sampled tokens.",
     )  # fmt: skip
-    if not 2 <= (count := len(options.seeds)) <= MAX_EXACT_PERMUTATION:
-        raise ConfigurationError(
-            f"--seeds: {count} seeds; the exact test takes 2 to {MAX_EXACT_PERMUTATION}."
-        )
+    check_seeds(options.seeds, TUNING_SEEDS)
+    if len(options.seeds) < 2:
+        raise ConfigurationError("--seeds: give at least two.")
     claims = {name: lookup(CLAIMS, name, kind="claim") for name in options.claims}
     arms = list(dict.fromkeys(arm for c in claims.values() for arm in (*c.better, *c.other)))
     with Grid(options.work) as grid:

@@ -88,12 +88,14 @@ def _run(arguments: list[str]) -> None:
     with Grid(options.work, {n: getattr(options, n) for n in ("num_tasks", "seed")}) as grid:
         for split, count in (("train", 2000), ("test", options.num_tasks)):
             write_programs(grid.work / f"{split}.jsonl", split, count)
-        cells = {name: json.loads(json.dumps(family)) for name, family in families.items()}
-        results = grid.run(
-            cells,
+        cells = {name: json.loads(json.dumps(family)) for name, family in FAMILIES.items()}
+        grid.run(
+            {name: cells[name] for name in families},
             lambda name, _: train(grid, name, families[name], options),
             jobs=options.jobs,
         )
+        stored = grid.stored()
+    results = {n: stored[n]["result"] for n in cells if stored.get(n, {}).get("spec") == cells[n]}
     facts = run_facts(PROGRAM, arguments, options, [*results.values()])
     table = markdown_table(
         ["family", "environment", "demonstrations", "warm start", "trained", "steps"],

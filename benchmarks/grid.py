@@ -224,7 +224,10 @@ def running_cells(
     ):
 
         def compute(name: str, spec: Mapping[str, Any]) -> Result:
-            return pool.submit(run_cell, spec, grid.work.resolve() / name).result()
+            try:
+                return pool.submit(run_cell, spec, grid.work.resolve() / name).result()
+            except Exception as error:  # the other cells go on
+                raise CommandFailedError(f"{name}: {type(error).__name__}: {error}") from error
 
         yield partial(grid.run, compute=compute, jobs=jobs)
 

@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM, TrainerCallback
 from agent_envs.data.files import write_json
 from agent_envs.errors import ConfigurationError
 from agent_envs.formats.tool_formats import TOOL_FORMATS
+from agent_envs.scoring.statistics import MAX_EXACT_PERMUTATION
 from agent_trainers import TINY_POLICY
 from agent_trainers.cli.environments import read_source
 from agent_trainers.cli.train import make_trainer, parse_arguments
@@ -217,6 +218,18 @@ def run(spec: LearningRun, folder: Path) -> dict[str, Any]:
     }
     write_json(folder / "result.json", result)
     return result
+
+
+def check_seeds(seeds: Sequence[int], tuning_seeds: Sequence[int]) -> None:
+    """Raise a `ConfigurationError` if seeds are used twice, or are too many for the test."""
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise ConfigurationError(f"--seeds: give at least one, and each once, not {list(seeds)}.")
+    if shared := set(seeds) & set(tuning_seeds):
+        raise ConfigurationError(f"--seeds: {sorted(shared)} are those that choose learning rates.")
+    if len(seeds) > MAX_EXACT_PERMUTATION:
+        raise ConfigurationError(
+            f"--seeds: the exact test takes at most {MAX_EXACT_PERMUTATION} seeds."
+        )
 
 
 def train_options(

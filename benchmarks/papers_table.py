@@ -21,10 +21,8 @@ import numpy as np
 from transformers.hf_argparser import HfArg
 
 from agent_envs.data.files import write_json, write_text
-from agent_envs.errors import ConfigurationError
 from agent_envs.scoring.statistics import (
     ALPHA,
-    MAX_EXACT_PERMUTATION,
     holm,
     mean_interval,
     paired_test,
@@ -33,7 +31,7 @@ from agent_leaderboard.report.visible_text import markdown_table
 from agent_trainers.cli.arguments import parse, run_command
 from agent_trainers.cli.results import versions
 from benchmarks.grid import Grid, Result, Spec, read_json
-from benchmarks.learning_run import COLUMNS, LearningRun
+from benchmarks.learning_run import COLUMNS, LearningRun, check_seeds
 
 PROGRAM: Final = "python -m benchmarks.papers_table"
 POWER: Final = 0.8
@@ -102,10 +100,7 @@ def _run(arguments: list[str]) -> None:
         arguments, PapersTableArguments, program=PROGRAM,
         description="Train the embedded policy by every method and write the papers' table.",
     )  # fmt: skip
-    if (count := len(options.seeds)) > MAX_EXACT_PERMUTATION:
-        raise ConfigurationError(
-            f"--seeds: {count} seeds; the exact test takes at most {MAX_EXACT_PERMUTATION}."
-        )
+    check_seeds(options.seeds, TUNING_SEEDS)
     with Grid(options.work) as grid:
         rates, tried = _tune(grid, options)
         runs = {

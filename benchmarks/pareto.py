@@ -66,9 +66,9 @@ def _run(arguments: list[str]) -> None:
     facts = run_facts(PROGRAM, arguments, options, [*results.values()])
     table = markdown_table(["cost of a call", *MEASURED, "on the front"], rows)
     print(table)  # noqa: T201
-    draw(Path(options.output) / "pareto.png", results, best)
     head = f"# Success against cost\n\n`{facts['command']}`, {facts['date']}\n\n"
     write_page(options.output, "pareto", {"results": results, **facts}, f"{head}{table}\n")
+    draw(Path(options.output) / "pareto.png", results, best)
 
 
 def _train(grid: Grid, key: str, cost: Spec, options: ParetoArguments) -> Result:

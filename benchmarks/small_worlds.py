@@ -25,16 +25,23 @@ _THINGS: Final = (
 )
 _OPTIONS: Final = {"size": ("small", "medium", "large"), "finish": ("matte", "glossy")}
 _NUM_TEST_GOALS: Final = 200
+_NUM_TEST_PROGRAMS: Final = 200
 _DAYS: Final = "monday tuesday wednesday thursday friday saturday sunday".split()
 _TIMES: Final = "noon five six seven eight nine".split()
 
 
 def write_programs(path: Path, split: str, count: int) -> None:
-    """Write rows of MBPP's form; only the tests tell which of four operations is meant."""
+    """Write rows of MBPP's form; only the tests tell which of four operations is meant.
+
+    The splits share no question: each has names and numbers that the other does not combine.
+    """
+    pairs = [(name, n) for name in _FUNCTIONS for n in range(2, 100)]
+    order = np.random.default_rng(0).permutation(len(pairs))
+    own = order[:_NUM_TEST_PROGRAMS] if split == "test" else order[_NUM_TEST_PROGRAMS:]
     rng = np.random.default_rng(_SPLITS.index(split))
     rows = []
     for number in range(count):
-        name, n = str(rng.choice(_FUNCTIONS)), int(rng.integers(2, 100))
+        name, n = pairs[rng.choice(own)]
         program = str(rng.choice(_OPERATIONS)).format(n=n)
         values = [int(x) for x in rng.choice(np.arange(2, 100), 4, replace=False)]
         rows.append({

@@ -18,7 +18,7 @@ from transformers.hf_argparser import HfArg
 from agent_envs.core.command_line import check_range
 from agent_trainers.cli.arguments import parse, run_command
 from benchmarks.credit.regime_run import START_SEED, run_cell
-from benchmarks.credit.regimes import check_seeds, mean_kl
+from benchmarks.credit.regimes import mean_kl
 from benchmarks.credit.regimes_report import (
     BASELINE,
     HALF,
@@ -28,7 +28,7 @@ from benchmarks.credit.regimes_report import (
     regime_section,
 )
 from benchmarks.grid import Cells, Result, running_cells
-from benchmarks.learning_run import MULTI_HOP, LearningRun
+from benchmarks.learning_run import MULTI_HOP, LearningRun, check_seeds
 from benchmarks.papers_table import POWER, run_facts, write_page
 
 PROGRAM: Final = "python -m benchmarks.sparse"

@@ -19,6 +19,8 @@ ALPHA: Final = 1 - CONFIDENCE
 MAX_EXACT_PERMUTATION: Final = 16
 """Largest number of differences for which `paired_test` enumerates all signs (65,536)."""
 NUM_PERMUTATIONS: Final = 10_000
+_BLOCK: Final = 1_000_000
+"""Signs drawn at once."""
 _Z: Final = statistics.NormalDist().inv_cdf(1 - ALPHA / 2)
 
 TaskScores = Mapping[int, float]
@@ -161,8 +163,11 @@ def paired_test(differences: Sequence[float]) -> float:
     if len(array) <= MAX_EXACT_PERMUTATION:
         signs = 1 - 2 * (np.arange(2 ** len(array))[:, None] >> np.arange(len(array)) & 1)
         return float((np.abs(signs @ array) >= total).mean())
-    draws = np.random.default_rng(0).choice((-1.0, 1.0), size=(NUM_PERMUTATIONS, len(array)))
-    reached = 1 + int((np.abs(draws @ array) >= total).sum())
+    rng, reached = np.random.default_rng(0), 1
+    num_blocks = 1 + NUM_PERMUTATIONS * len(array) // _BLOCK
+    for block in np.array_split(np.arange(NUM_PERMUTATIONS), num_blocks):
+        draws = rng.choice((-1.0, 1.0), size=(len(block), len(array)))
+        reached += int((np.abs(draws @ array) >= total).sum())
     return reached / (NUM_PERMUTATIONS + 1)
 
 

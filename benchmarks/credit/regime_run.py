@@ -83,9 +83,10 @@ def _make_start(spec: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     policy, seed = folder / "policy", START_SEED + spec.get("number", 0)
     if spec["start"] is None:
         policy = Path(TINY_POLICY)
-    elif not policy.exists():
+    else:
         unfinished = folder / "unfinished"
-        shutil.rmtree(unfinished, ignore_errors=True)
+        for old in (unfinished, policy):
+            shutil.rmtree(old, ignore_errors=True)
         if isinstance(spec["start"], Mapping):
             train_until(LearningRun(**spec["start"]), unfinished)
         elif spec["start"] in BY_REWARD:

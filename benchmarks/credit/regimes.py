@@ -21,8 +21,6 @@ from transformers.hf_argparser import HfArg
 
 from agent_envs.core.command_line import check_range
 from agent_envs.core.lookup import lookup
-from agent_envs.errors import ConfigurationError
-from agent_envs.scoring.statistics import MAX_EXACT_PERMUTATION
 from agent_trainers.cli.arguments import parse, run_command
 from benchmarks.credit.regime_run import run_cell
 from benchmarks.credit.regimes_report import (
@@ -33,7 +31,7 @@ from benchmarks.credit.regimes_report import (
     regime_section,
 )
 from benchmarks.grid import Cells, Result, running_cells
-from benchmarks.learning_run import LONG_HORIZON, MULTI_HOP, LearningRun
+from benchmarks.learning_run import LONG_HORIZON, MULTI_HOP, LearningRun, check_seeds
 from benchmarks.papers_table import POWER, run_facts, write_page
 
 PROGRAM: Final = "python -m benchmarks.credit.regimes"
@@ -134,16 +132,6 @@ class RegimesArguments:
             lookup(REGIMES, name, kind="regime")
         check_range(self, "at least 1", "jobs")
         check_seeds(self.seeds, self.tuning_seeds)
-
-
-def check_seeds(seeds: Sequence[int], tuning_seeds: Sequence[int]) -> None:
-    """Raise a `ConfigurationError` if seeds are used twice, or are too many for the test."""
-    if shared := set(seeds) & set(tuning_seeds):
-        raise ConfigurationError(f"--tuning_seeds: {sorted(shared)} are seeds of runs, too.")
-    if len(seeds) > MAX_EXACT_PERMUTATION:
-        raise ConfigurationError(
-            f"--seeds: the exact test takes at most {MAX_EXACT_PERMUTATION} seeds."
-        )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -23,8 +23,8 @@ from benchmarks.papers_real.questions import prepare_questions
 from benchmarks.papers_real.report import write_report
 
 RESULTS_FILE: Final = "papers_real_results.jsonl.gz"
-"""The results of the cells by question; unpacked as ``results.jsonl`` of a new work folder, they
-are not computed again."""
+"""The results of the cells by question. Unpacked as ``results.jsonl`` of a new work folder, those
+of the same settings count as computed."""
 PROGRAM: Final = "python -m benchmarks.papers_real"
 _MAY_CHANGE: Final = frozenset({"rows", "seeds", "jobs", "work", "output"})
 """Options that may change between calls; the cells depend on all others."""
@@ -46,27 +46,29 @@ def _run(arguments: list[str]) -> None:
     with Grid(options.work, settings) as grid:
         questions = prepare_questions(options, grid.work / "questions")
         runner = CellRunner(grid, options)
+        # Without the lists of files, which may lie elsewhere on another machine.
+        common = {n: value for n, value in settings.items() if not isinstance(value, list)}
+        specs = {row.name: {**common, "questions": questions, **asdict(row)} for row in ROWS}
         try:
             for is_trained in (False, True):  # the trained ones start from the warm start
                 part = [
                     k for k, cell in cells.items() if (cell.row.kind == "trained") is is_trained
                 ]
                 grid.run(
-                    dict.fromkeys(part),
+                    {key: specs[cells[key].row.name] for key in part},
                     lambda key, _: runner.compute(cells[key]),
                     jobs=options.jobs,
-                    after_each=lambda: _report(grid, options, questions, command),
+                    after_each=lambda: _report(grid, options, specs, command),
                 )
         finally:
-            _report(grid, options, questions, command)
+            _report(grid, options, specs, command)
 
 
-def _report(
-    grid: Grid, options: PapersRealArguments, questions: dict[str, Any], command: str
-) -> None:
+def _report(grid: Grid, options: PapersRealArguments, specs: dict[str, Any], command: str) -> None:
     """Write the table of all finished cells, including those of earlier calls."""
     results: dict[str, dict[int, dict[str, Any]]] = {}
-    for record in grid.stored().values():
+    records = [r for r in grid.stored().values() if r["spec"] == specs.get(r["result"]["row"])]
+    for record in records:
         result = record["result"]
         results.setdefault(result["row"], {})[result["seed"]] = result
     seconds = sum(result["seconds"] for seeds in results.values() for result in seeds.values())
@@ -80,11 +82,11 @@ def _report(
             "model": options.model,
             "budget": options.budget,
             "passage_words": options.passage_words,
-            "questions": questions,
+            "questions": next(iter(specs.values()))["questions"],
             "versions": versions(),
         },
     )
-    lines = "".join(json.dumps(record) + "\n" for record in grid.stored().values())
+    lines = "".join(json.dumps(record) + "\n" for record in records)
     with atomic_path(Path(options.output) / RESULTS_FILE) as temporary:
         temporary.write_bytes(gzip.compress(lines.encode(), mtime=0))
 

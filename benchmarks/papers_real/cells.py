@@ -13,6 +13,7 @@ from transformers.hf_argparser import HfArg
 from agent_envs.core.command_line import check_range, json_object
 from agent_envs.data.files import write_json
 from agent_envs.errors import ConfigurationError
+from agent_trainers.cli.output_folder import RESULTS_FILE, RUN_SETTINGS
 from agent_trainers.monitoring.metrics_log import METRICS_FILE, read_metrics
 from agent_trainers.small_models import SMALL_MODELS, prepare
 from agent_trainers.trainers.config import has_critic
@@ -242,8 +243,8 @@ class CellRunner:
             )
         rounds = read_json(folder / "rounds.json", [])
         while (max_steps := self.next_max_steps(rounds)) is not None:
-            self._grid.command(
-                [
+            if not _is_trained(folder / "model", max_steps):  # the call before this one was killed
+                self._grid.command([
                     "agent-r1-train", "--model", str(warm_start / "model"),
                     "--algorithm", cell.row.algorithm, *self._environment_options("train"),
                     "--max_completion_length", str(self._options.max_completion_length),
@@ -254,9 +255,7 @@ class CellRunner:
                     "--seed", str(cell.seed), "--max_steps", str(max_steps),
                     "--output_dir", str(folder / "model"),
                     *(["--resume"] if (folder / "model").is_dir() else []),
-                ],
-                folder,
-            )  # fmt: skip
+                ], folder)  # fmt: skip
             curve = self._learning_curve(folder / "model")
             rounds.append({"max_steps": max_steps, **curve[-1]})
             write_json(folder / "rounds.json", rounds)
@@ -308,6 +307,11 @@ class CellRunner:
                 metrics = {name: entry.get(f"metrics/{name}", 0.0) for name in _METRICS}
                 curve.append({"environment_steps": round(num_steps), **metrics})
         return curve
+
+
+def _is_trained(folder: Path, max_steps: int) -> bool:
+    settings = read_json(folder / RUN_SETTINGS, {})
+    return settings.get("max_steps") == max_steps and (folder / RESULTS_FILE).exists()
 
 
 def _scores(episodes: Sequence[Trajectory]) -> dict[str, list[float]]:

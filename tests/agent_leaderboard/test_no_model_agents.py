@@ -6,6 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from agent_envs import Task, Tool, ToolEnv
 from agent_envs.errors import ConfigurationError
 from agent_leaderboard.agents.agent import build_agent
 from agent_leaderboard.agents.heuristics import constant_program, extract_answer, next_action
@@ -47,6 +48,29 @@ def test_every_agent_plays_every_kind_of_data_set(name, kind, data_files, strong
     assert trajectory.is_scorable
     assert trajectory.success or kind != "oracle"
     assert trajectory.metrics["num_invalid_actions"] == 0 or name in ("GSM8K", "MATH")
+
+
+class ToolOfTask(ToolEnv):
+    """Task n has one tool, whose name is ``tool_n``."""
+
+    num_tasks = 3
+
+    def get_task(self, index):
+        return Task(id=str(index), question="?", answers=("a",))
+
+    def begin_episode(self):
+        def look() -> str:
+            """Look."""
+            return "nothing"
+
+        self.offer_tools([Tool(look, name=f"tool_{self.task_index}")])
+
+
+def test_random_calls_are_those_of_the_tools_of_the_task():
+    rng = np.random.default_rng
+    specs = [EpisodeSpec(task=i % 3, seed=i, group_id=str(i), rng=rng(i)) for i in range(9)]
+    episodes = build_agent("random", {}).play(ToolOfTask, specs)
+    assert all(each.trajectory.metrics["num_invalid_actions"] == 0 for each in episodes)
 
 
 def test_random_actions_are_valid_varied_and_given_by_the_seed():

@@ -187,7 +187,9 @@ def test_a_resumed_run_keeps_the_date_and_the_commit_at_which_it_began(tmp_path)
     folder = run(small(tmp_path, text), tmp_path / "run")
     (agent, _) = read_run(folder).manifest.agents
     assert agent.date >= "2026-01-01"
-    assert agent.commit is None or len(agent.commit) == 40
+    git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    head = subprocess.run(git, capture_output=True, text=True).stdout.strip()
+    assert agent.commit == (head or None)
     origin = {"date": "2025-12-31", "commit": "a" * 40}
     edit_manifest(folder, lambda manifest: manifest["agents"][0].update(origin))
     (folder / "checksums.json").unlink()

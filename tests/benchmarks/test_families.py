@@ -107,6 +107,16 @@ def test_the_command_trains_each_family_once_and_resumes(tmp_path, monkeypatch, 
     assert (tmp_path / "families.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_no_question_of_the_programs_is_in_both_splits(tmp_path):
+    questions = {}
+    for split, count in (("train", 2000), ("test", 200)):
+        write_programs(tmp_path / split, split, count)
+        rows = map(json.loads, (tmp_path / split).read_text(encoding="utf-8").splitlines())
+        questions[split] = {row["text"].partition("(x)")[0] + row["text"][-4:] for row in rows}
+    assert len(questions["test"]) > 50
+    assert not questions["test"] & questions["train"]
+
+
 def test_an_unknown_family_is_refused_before_anything_is_computed(tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
         families.main(["--families", "tool", "--work", str(tmp_path / "work")])

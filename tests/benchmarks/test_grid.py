@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from agent_envs.errors import ConfigurationError
-from benchmarks.grid import CommandFailedError, Grid
+from benchmarks.grid import CommandFailedError, Grid, running_cells
 
 
 def test_a_stopped_grid_resumes_with_the_missing_and_the_changed_cells(tmp_path):
@@ -31,6 +31,18 @@ def test_a_stopped_grid_resumes_with_the_missing_and_the_changed_cells(tmp_path)
 def test_a_grid_needs_a_job(tmp_path):
     with Grid(tmp_path) as grid, pytest.raises(ConfigurationError, match="at least 1, not 0"):
         grid.run({"a": 1}, lambda key, spec: {}, jobs=0)
+
+
+def invert(spec, folder):
+    return {"inverse": 1 / spec["number"]}
+
+
+def test_a_cell_that_raises_fails_alone(tmp_path):
+    cells = {"a": {"number": 1}, "b": {"number": 0}, "c": {"number": 2}}
+    with running_cells(str(tmp_path), 1, invert) as compute:
+        with pytest.raises(CommandFailedError, match="failed cells: b"):
+            compute(cells)
+    assert Grid(tmp_path).stored().keys() == {"a", "c"}
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

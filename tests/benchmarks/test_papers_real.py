@@ -4,6 +4,7 @@ import gzip
 import itertools
 import json
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -144,6 +145,9 @@ def test_the_command_trains_tests_and_resumes(sources, in_process, monkeypatch, 
     assert "| RLOO | 0 | not run |" in text
     assert ("agent-r1-train", "rloo-1") in in_process
 
+    # As if the command had been killed when the last round of training had just ended.
+    rounds = tmp_path / "work" / "rloo-1" / "rounds.json"
+    write_json(rounds, json.loads(rounds.read_text())[:-1])
     in_process.clear()
     papers_real.main(arguments)
     assert in_process == [("agent-r1-eval", "rloo-1")]
@@ -162,6 +166,14 @@ def test_the_command_trains_tests_and_resumes(sources, in_process, monkeypatch, 
     with pytest.raises(SystemExit):
         papers_real.main([*arguments, "--work", str(tmp_path / "new"), "--rows", "PPO"])
     assert "Run another seed" in capsys.readouterr().err
+
+    # Those of other settings are neither kept nor shown.
+    (tmp_path / "other").mkdir()
+    shutil.copy(tmp_path / "new" / "results.jsonl", tmp_path / "other")
+    other = ["--num_tried", "2", "--rows", "naive RAG", "--work", str(tmp_path / "other")]
+    papers_real.main([*arguments, *other])
+    assert in_process == [("python", "naive-rag")]
+    assert "| RLOO | 0 | not run |" in (tmp_path / "out" / "papers_real.md").read_text()
 
 
 def test_differences_are_those_of_the_mean_of_the_sets(tmp_path):

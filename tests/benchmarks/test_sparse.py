@@ -38,7 +38,9 @@ def test_the_rate_with_the_fewest_episodes_is_chosen():
 
 
 def test_seeds_of_runs_do_not_choose_learning_rates():
-    with pytest.raises(ConfigurationError, match=r"\[101\] are seeds of runs"):
+    with pytest.raises(ConfigurationError, match="each once"):
+        SparseArguments(seeds=[1, 1])
+    with pytest.raises(ConfigurationError, match=r"\[101\] are those that choose"):
         SparseArguments(seeds=[1, 101])
 
 

@@ -58,13 +58,15 @@ def _make_heuristic(env: ToolEnv, spec: EpisodeSpec) -> Player:
 
 
 def _make_random(env: ToolEnv, spec: EpisodeSpec) -> Player:
+    tools = dict(env.tools)  # of this task: the environment goes on to the next
+
     def act(request: GenerationRequest) -> str:
         rng = spec.rng
         words = [w for m in request.messages[1:] for w in _WORD.findall(m["content"])] or ["0"]
-        if not env.tools or rng.random() < ANSWER_CHANCE:
+        if not tools or rng.random() < ANSWER_CHANCE:
             return env.write_answer(_some_words(rng, words, 3))
-        name = list(env.tools)[int(rng.integers(len(env.tools)))]
-        properties = env.tools[name].parameters.get("properties", {})
+        name = list(tools)[int(rng.integers(len(tools)))]
+        properties = tools[name].parameters.get("properties", {})
         arguments = {key: _draw(rng, schema, words) for key, schema in properties.items()}
         return env.write_call(name, **arguments)
 

@@ -101,12 +101,17 @@ def _complete(agent: AgentRecord) -> AgentRecord:
 
 def _commit() -> str | None:
     """Return the commit of the checkout that this package is in, if it is in one."""
-    command = ["git", "-C", str(Path(__file__).parent), "log", "-1", "--format=%H", "--", "."]
+    here = Path(__file__)
+    git = ["git", "-C", str(here.parent)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)  # noqa: S603
+        for command in (
+            [*git, "ls-files", "--error-unmatch", here.name],
+            [*git, "rev-parse", "HEAD"],
+        ):
+            done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)  # noqa: S603
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip() or None
+    return done.stdout.strip()
 
 
 def complete_settings(agent: AgentRecord, protocol: Protocol, model: str | None) -> dict[str, Any]:
