@@ -39,9 +39,9 @@ def invert(spec, folder):
 
 def test_a_cell_that_raises_fails_alone(tmp_path):
     cells = {"a": {"number": 1}, "b": {"number": 0}, "c": {"number": 2}}
-    with running_cells(str(tmp_path), 1, invert) as compute:
-        with pytest.raises(CommandFailedError, match="failed cells: b"):
-            compute(cells)
+    failed = pytest.raises(CommandFailedError, match="failed cells: b")
+    with running_cells(str(tmp_path), 1, invert) as compute, failed:
+        compute(cells)
     assert Grid(tmp_path).stored().keys() == {"a", "c"}
 
 
