@@ -119,7 +119,7 @@ class PapersRealArguments(QuestionArguments):
     )
     rows: list[str] = HfArg(
         default_factory=lambda: [row.name for row in ROWS],
-        help="Rows to run, in this order; the table shows the others as not run.",
+        help="Rows to run, in this order.",
     )
     seeds: list[int] = HfArg(default_factory=lambda: [1, 2, 3], help="Seeds of each trained row.")
     budget: int = HfArg(default=4_800, help="Environment steps of training per trained row.")

@@ -15,7 +15,6 @@ from benchmarks.papers_real.cells import ROWS
 from benchmarks.papers_real.questions import TEST_SETS
 from benchmarks.papers_table import mean_text
 
-NOT_RUN: Final = "not run"
 _METHODS: Final = [row.name for row in ROWS if row.kind == "trained" and not row.options]
 _ABLATIONS: Final = (
     ("GRPO", "GRPO, no loss mask"),
@@ -109,15 +108,17 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
     head = ["", "seeds"]
     for test_set in TEST_SETS.values():
         head += [f"{test_set.title} EM", "F1"]
-    lines = []
-    for row in rows:
-        cells = [
-            _percent(row["scores"][name][metric]) if row["scores"] else NOT_RUN
-            for name in TEST_SETS
-            for metric in ("exact_match", "f1")
+    lines = [
+        [
+            row["row"],
+            str(len(row["seeds"])),
+            *(_percent(row["scores"][n][m]) for n in TEST_SETS for m in ("exact_match", "f1")),
         ]
-        lines.append([row["row"], str(len(row["seeds"])), *cells])
-    return markdown_table(head, lines)
+        for row in rows
+        if row["scores"]
+    ]
+    missing = "; ".join(row["row"] for row in rows if not row["scores"])
+    return markdown_table(head, lines) + (f"\n\nNot run: {missing}." if missing else "")
 
 
 def _percent(interval: Mapping[str, float]) -> str:
