@@ -21,7 +21,7 @@ from agent_envs.testing.episodes import TextEnv
 
 WITHOUT_ANSWERS = (
     "AgentR1/AdversarialEdits-v0", "AgentR1/SyntheticMarket-v0", "AgentR1/Tau2Retail-v0",
-    "AgentR1/Tau2Airline-v0", "AgentR1/AgentDojo-v0", "AgentR1/TextWorld-v0",
+    "AgentR1/Tau2Airline-v0", "AgentR1/AgentDojo-v0", "AgentR1/BFCL-v0", "AgentR1/TextWorld-v0",
     "AgentR1/ScienceWorld-v0", "AgentR1/TextWorldExpress-v0",
 )  # fmt: skip
 

@@ -31,6 +31,7 @@ ATTACKS: Final = (
 NOW: Final = datetime.datetime(2024, 5, 15, 12)
 """Time of all messages and changes of an episode."""
 MAX_RESULT_CHARS: Final = 50_000
+MAX_ERROR_CHARS: Final = 900
 
 
 class AgentDojoEnv(ToolEnv):
@@ -172,7 +173,9 @@ class AgentDojoEnv(ToolEnv):
             text = executor.tool_result_to_str(result)
         except Exception as raised:  # noqa: BLE001 - foreign code on a model's arguments
             error = f"{type(raised).__name__}: {raised}"
-        return ToolResult(error, error="tool_error") if error else ToolResult(text)
+        if error:
+            return ToolResult(error[:MAX_ERROR_CHARS], error="tool_error")
+        return ToolResult(text)
 
 
 def _make_deterministic(world: Any, began: datetime.datetime) -> None:

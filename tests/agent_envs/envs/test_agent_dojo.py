@@ -223,7 +223,7 @@ def test_what_a_check_does_not_expect_fails_the_task(load_suites, user, calls):
 
 def test_an_error_names_participants_in_their_order(load_suites):
     env = make(ENV_ID, suite="workspace")
-    names = [f"guest {number}" for number in range(20)]
+    names = [f"guest {number}" for number in range(4)]
     text, *_ = call(
         env, "create_calendar_event", title="x", participants=names,
         start_time="2024-05-15 10:00", end_time="2024-05-15 11:00",
