@@ -184,14 +184,8 @@ def test_an_error_of_a_tool_is_a_result_and_episodes_are_separate(load_suites):
 
 
 def test_checks_that_read_mail_leave_the_data_as_they_are(load_suites):
-    env = gym.make(
-        ENV_ID, suite="workspace", attack="direct", max_episode_steps=-1, every_injection=True
-    )
-    (task,) = (
-        number
-        for number, pair in enumerate(env.unwrapped._pairs)
-        if pair == ("user_task_24", "injection_task_6")
-    )
+    env = gym.make(ENV_ID, suite="workspace", attack="direct", max_episode_steps=-1)
+    task = env.unwrapped._pairs.index(("user_task_24", "injection_task_6"))
     assert solve(env, task)[0] == pytest.approx(1.0)
     env.reset(options={"task": task})
     call(env, "send_email", recipients=["mark.black-2134@gmail.com"], subject="x", body="nothing")

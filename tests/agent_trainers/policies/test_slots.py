@@ -53,8 +53,8 @@ def test_an_episode_is_the_same_in_slots_and_batch_by_batch(
 
 
 @pytest.fixture
-def passes(model, monkeypatch):
-    """Shape of the input and number of tokens but padding, of each forward pass."""
+def record_passes(model, monkeypatch):
+    """Return a list that receives the input's shape and number of real tokens of each pass."""
     passes, forward = [], type(model).forward
 
     def counting(self, input_ids, position_ids, **rest):
@@ -70,9 +70,11 @@ def passes(model, monkeypatch):
     return start
 
 
-def test_new_tokens_of_a_state_and_equal_states_of_a_group_are_prefilled_once(make_policy, passes):
+def test_new_tokens_of_a_state_and_equal_states_of_a_group_are_prefilled_once(
+    make_policy, record_passes
+):
     policy = make_policy()
-    passes = passes()
+    passes = record_passes()
     (episode,) = roll_out(policy, [0])
     last = episode.transitions[-1]
     assert len(episode.transitions) > 1
@@ -87,10 +89,12 @@ def test_new_tokens_of_a_state_and_equal_states_of_a_group_are_prefilled_once(ma
     assert decoded == (8, 1)
 
 
-def test_the_beginning_that_first_states_share_is_prefilled_once(make_policy, passes, monkeypatch):
+def test_the_beginning_that_first_states_share_is_prefilled_once(
+    make_policy, record_passes, monkeypatch
+):
     monkeypatch.setattr(agent_trainers.policies.slots, "_LEAST_SHARED", 4)
     policy = make_policy(max_batch_size=2)  # the third episode comes when another has ended
-    passes = passes()
+    passes = record_passes()
     episodes = roll_out(policy, [0, 1, 2])
     first, second, third = (episode.transitions[0].prompt_ids for episode in episodes)
     shared = num_common(first, second)
