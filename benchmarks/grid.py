@@ -107,7 +107,7 @@ class Grid:
 
         def attempt(key: str) -> CommandFailedError | None:
             try:
-                self._append({"key": key, "spec": cells[key], "result": compute(key, cells[key])})
+                self.store({"key": key, "spec": cells[key], "result": compute(key, cells[key])})
             except CommandFailedError as error:
                 return error
             return None
@@ -132,6 +132,15 @@ class Grid:
         path = self.work / RESULTS_FILE
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         return {record["key"]: record for record in map(_parsed, lines) if record is not None}
+
+    def store(self, record: Mapping[str, Any]) -> None:
+        """Append ``{"key", "spec", "result"}`` in one write.
+
+        A line that a crash cut off is skipped when reading.
+        """
+        line = f"\n{json.dumps(record)}\n".encode()
+        with (self.work / RESULTS_FILE).open("ab", buffering=0) as file:
+            file.write(line)
 
     def command(self, command: Sequence[str], folder: Path) -> float:
         """Run a command with its output in ``folder/log.txt``; return the seconds it took.
@@ -181,12 +190,6 @@ class Grid:
                 f"--work {self.work} holds results of other settings ({changes}). Use the same "
                 "settings, or choose another folder."
             )
-
-    def _append(self, record: Mapping[str, Any]) -> None:
-        """Append a line in one write; a line that a crash cut off is skipped when reading."""
-        line = f"\n{json.dumps(record)}\n".encode()
-        with (self.work / RESULTS_FILE).open("ab", buffering=0) as file:
-            file.write(line)
 
     @contextlib.contextmanager
     def _stopping_commands(self) -> Iterator[None]:

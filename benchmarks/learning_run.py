@@ -6,7 +6,6 @@
 
 import functools
 import json
-import math
 import re
 import statistics
 import sys
@@ -87,7 +86,7 @@ class LearningRun:
     until: float | None = None
     """Success at which training ends before its budget is spent."""
     window: int = 1
-    """Last episodes whose success counts for `until`, at least a batch."""
+    """Last episodes whose success counts for `until`, in whole batches, at least one."""
 
 
 class EnvironmentStepBudget(TrainerCallback):  # type: ignore[misc]
@@ -295,7 +294,7 @@ def prepare(
     if counter is not None:
         counter.attach(trainer)
         last_batch = counter.last_batch
-    num_batches = math.ceil(spec.window / spec.num_episodes)
+    num_batches = max(1, spec.window // spec.num_episodes)
     budget = EnvironmentStepBudget(spec.budget, last_batch, spec.until, num_batches)
     trainer.add_callback(budget)
     return trainer, budget

@@ -346,12 +346,15 @@ def open_environment(
     environment = inspect_environment(options.env, env_kwargs, tokenizer, notify)
     options.tool_format = environment.states[0].get("tool_format", options.tool_format)
     tasks = first_tasks(environment.num_tasks, options.num_tasks)
+    source = "" if path is None else f", as in {path}"
     has_other_tasks = {"data", "split"} & {*given, *(() if is_training else member.eval_kwargs)}
     if path is not None and not has_other_tasks:
         count, seed = settings.get("num_eval_tasks", 0), settings.get("seed", 0)
         split = split_tasks(member, environment.num_tasks, count, seed)
-        tasks = ((split.train if is_training else split.eval) or tasks)[: options.num_tasks]
-    source = "" if path is None else f", as in {path}"
+        chosen = split.train if is_training else split.eval
+        if chosen is not None and not chosen:
+            source += ": training tasks, since the run held out none"
+        tasks = (chosen or tasks)[: options.num_tasks]
     number = counted(len(tasks), "task")
     notify(f"{options.env} {json.dumps(environment.env_kwargs)}, {number}{source}.")
     return environment, tasks

@@ -14,7 +14,6 @@ from typing import Any, Final
 from datasets import Dataset
 from tqdm.auto import tqdm
 from transformers.hf_argparser import HfArg
-from transformers.trainer_utils import get_last_checkpoint
 from trl import SFTConfig, SFTTrainer, get_peft_config
 
 from agent_envs.core.command_line import check_range, counted, json_object
@@ -39,6 +38,7 @@ from agent_trainers.trainers.config import (
     follow_the_machine,
     ignore_renames,
 )
+from agent_trainers.trainers.resumable import AtomicCheckpoints
 from agent_trainers.trainers.scorer import labelled_only
 from agent_trainers.trajectory import Trajectory, load_trajectories
 
@@ -80,6 +80,10 @@ class WarmStartConfig(SFTConfig):  # type: ignore[misc] # TRL is untyped
         follow_the_machine(self)
         check_ranges(self)
         super().__post_init__()
+
+
+class ResumableSFTTrainer(AtomicCheckpoints, SFTTrainer):  # type: ignore[misc] # TRL is untyped
+    """``trl.SFTTrainer`` with atomic checkpoints."""
 
 
 def make_parser(arguments: Sequence[str]) -> CommandParser:
@@ -133,7 +137,7 @@ def run(arguments: Sequence[str]) -> None:
         )
         config.model_init_kwargs = options.load_arguments(config.model_init_kwargs)
         with refused_settings():
-            trainer = SFTTrainer(
+            trainer = ResumableSFTTrainer(
                 model,
                 args=config,
                 train_dataset=dataset,
@@ -144,7 +148,7 @@ def run(arguments: Sequence[str]) -> None:
         if not sys.stderr.isatty() or is_notebook_command():
             show_progress(trainer, PROGRAM)
         begin()
-        checkpoint = get_last_checkpoint(config.output_dir) if options.resume else None
+        checkpoint = trainer.last_checkpoint() if options.resume else None
         with labelled_only():
             trainer.train(resume_from_checkpoint=checkpoint or config.resume_from_checkpoint)
         if requests.stopped_by is not None:

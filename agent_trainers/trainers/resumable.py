@@ -1,4 +1,4 @@
-"""`ResumableTrainer`: ``trl.GRPOTrainer`` with atomic checkpoints and bitwise resumption.
+"""`AtomicCheckpoints`, and `ResumableTrainer`: ``trl.GRPOTrainer`` that resumes bitwise.
 
 transformers saves the model, optimiser, schedule, random states and log. Added here are the
 generation buffer and the position in it, metrics and loss since the last log line, a moving
@@ -17,6 +17,7 @@ from typing import Any, Final
 import torch
 from accelerate.utils import broadcast_object_list, send_to_device
 from safetensors.torch import load_file, save_file
+from transformers import Trainer
 from transformers.trainer_utils import rotate_checkpoints
 from trl import GRPOTrainer
 
@@ -28,17 +29,11 @@ REFERENCE_FILE: Final = "reference.safetensors"
 _log = logging.getLogger(__name__)
 
 
-class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
-    """Writes checkpoints completely or not at all, and resumes bitwise from them."""
+class AtomicCheckpoints(Trainer):  # type: ignore[misc]
+    """Writes checkpoints completely or not at all."""
 
-    keeping_state: Mapping[str, Any] = {}
-    """Objects whose `state_dict`, in plain types and the same in every process, is kept, too."""
     _staging: Path | None = None
     _resume_path: str | None = None
-    _seconds_before = 0.0
-    seconds_before_resume = 0.0
-    """Seconds of training of the checkpoint that the run resumed from."""
-    started = 0.0
 
     def last_checkpoint(self) -> str | None:
         """Return the newest undamaged checkpoint in the output folder, if any; collective."""
@@ -56,11 +51,6 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
             _log.warning("Skipped %s.", reason)
         return None if checkpoint is None else str(checkpoint)
 
-    @property
-    def training_seconds(self) -> float:
-        """Seconds spent in `train`, including those before the run was resumed."""
-        return self._seconds_before + (time.perf_counter() - self.started if self.started else 0)
-
     def train(self, resume_from_checkpoint: str | bool | None = None, **options: Any) -> Any:
         """Train; with `resume_from_checkpoint` True, from the newest undamaged checkpoint."""
         if resume_from_checkpoint is True:
@@ -75,32 +65,7 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
                 "older one, or use --resume, which takes the newest undamaged one."
             )
         self._resume_path = resume_from_checkpoint or None
-        self.started = time.perf_counter()
-        try:
-            return super().train(self._resume_path, **options)
-        finally:
-            self._seconds_before, self.started = self.training_seconds, 0.0
-
-    def _run_epoch(self, **options: Any) -> None:
-        """Restore the order of tasks of a resumed epoch; skip a run that is over.
-
-        Relies on: called with these names for each remaining epoch; TRL's sampler draws the order
-        of each epoch from one generator; ``max_steps`` is checked only after a step.
-        """
-        if self.state.global_step >= self.state.max_steps:
-            self.control.should_training_stop = True
-            return
-        epoch = options["epoch"]
-        if options["resume_from_checkpoint"] is not None and epoch == options["epochs_trained"]:
-            _skip_epochs(options["train_dataloader"], epoch)
-        super()._run_epoch(**options)
-
-    def _finalize_training(self, *arguments: Any) -> Any:
-        """Restore a run that was over before a new step. Relies on: the loss is logged here."""
-        if self._resume_path is not None:
-            self._load_rng_state(self._resume_path)
-            self.model.train()  # decides which metrics are logged
-        return super()._finalize_training(*arguments)
+        return super().train(self._resume_path, **options)
 
     def _get_output_dir(self, trial: Any) -> str:
         """Redirect a checkpoint being written. Relies on: saving and rotation use this folder."""
@@ -128,31 +93,6 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
         """Postpone the upload until the checkpoint is in place. Relies on: called in saving."""
         if self._staging is None:
             super()._push_from_checkpoint(checkpoint_folder)
-
-    def _save_rng_state(self, output_dir: str) -> None:
-        """Save the state of this process. Relies on: called on every process."""
-        super()._save_rng_state(output_dir)
-        torch.save(self._run_state(), self._state_file(output_dir))
-        if self.args.sync_ref_model and self.args.should_save:
-            reference = self.accelerator.unwrap_model(self.ref_model).state_dict()
-            weights = {name: tensor.clone().contiguous() for name, tensor in reference.items()}
-            save_file(weights, Path(output_dir) / REFERENCE_FILE)
-
-    def _load_rng_state(self, checkpoint: str | None) -> None:
-        """Restore it. Relies on: called on every process before the first new step."""
-        super()._load_rng_state(checkpoint)
-        if checkpoint is None:
-            return
-        self._resume_path = None
-        path = self._state_file(checkpoint)
-        if not path.exists():  # saved by fewer processes
-            path = path.with_name("run_state_0.pt")
-        try:
-            self._restore(torch.load(path, map_location="cpu"), path)
-        except KeyError as error:
-            raise CheckpointError(f"{path} is of another version: it lacks {error}.") from error
-        if self.args.sync_ref_model and (reference := Path(checkpoint) / REFERENCE_FILE).exists():
-            self.accelerator.unwrap_model(self.ref_model).load_state_dict(load_file(reference))
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model so that a reader finds complete files only, the weights last."""
@@ -187,6 +127,76 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
             self._staging = None
             if self.args.should_save:
                 shutil.rmtree(staging, ignore_errors=True)
+
+
+class ResumableTrainer(AtomicCheckpoints, GRPOTrainer):  # type: ignore[misc]
+    """Writes atomic checkpoints, and resumes bitwise from them."""
+
+    keeping_state: Mapping[str, Any] = {}
+    """Objects whose `state_dict`, in plain types and the same in every process, is kept, too."""
+    _seconds_before = 0.0
+    seconds_before_resume = 0.0
+    """Seconds of training of the checkpoint that the run resumed from."""
+    started = 0.0
+
+    @property
+    def training_seconds(self) -> float:
+        """Seconds spent in `train`, including those before the run was resumed."""
+        return self._seconds_before + (time.perf_counter() - self.started if self.started else 0)
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, **options: Any) -> Any:
+        """Train as `AtomicCheckpoints.train`, and measure the time."""
+        self.started = time.perf_counter()
+        try:
+            return super().train(resume_from_checkpoint, **options)
+        finally:
+            self._seconds_before, self.started = self.training_seconds, 0.0
+
+    def _run_epoch(self, **options: Any) -> None:
+        """Restore the order of tasks of a resumed epoch; skip a run that is over.
+
+        Relies on: called with these names for each remaining epoch; TRL's sampler draws the order
+        of each epoch from one generator; ``max_steps`` is checked only after a step.
+        """
+        if self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+            return
+        epoch = options["epoch"]
+        if options["resume_from_checkpoint"] is not None and epoch == options["epochs_trained"]:
+            _skip_epochs(options["train_dataloader"], epoch)
+        super()._run_epoch(**options)
+
+    def _finalize_training(self, *arguments: Any) -> Any:
+        """Restore a run that was over before a new step. Relies on: the loss is logged here."""
+        if self._resume_path is not None:
+            self._load_rng_state(self._resume_path)
+            self.model.train()  # decides which metrics are logged
+        return super()._finalize_training(*arguments)
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """Save the state of this process. Relies on: called on every process."""
+        super()._save_rng_state(output_dir)
+        torch.save(self._run_state(), self._state_file(output_dir))
+        if self.args.sync_ref_model and self.args.should_save:
+            reference = self.accelerator.unwrap_model(self.ref_model).state_dict()
+            weights = {name: tensor.clone().contiguous() for name, tensor in reference.items()}
+            save_file(weights, Path(output_dir) / REFERENCE_FILE)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        """Restore it. Relies on: called on every process before the first new step."""
+        super()._load_rng_state(checkpoint)
+        if checkpoint is None:
+            return
+        self._resume_path = None
+        path = self._state_file(checkpoint)
+        if not path.exists():  # saved by fewer processes
+            path = path.with_name("run_state_0.pt")
+        try:
+            self._restore(torch.load(path, map_location="cpu"), path)
+        except KeyError as error:
+            raise CheckpointError(f"{path} is of another version: it lacks {error}.") from error
+        if self.args.sync_ref_model and (reference := Path(checkpoint) / REFERENCE_FILE).exists():
+            self.accelerator.unwrap_model(self.ref_model).load_state_dict(load_file(reference))
 
     def _state_file(self, folder: str) -> Path:
         return Path(folder) / f"run_state_{self.accelerator.process_index}.pt"

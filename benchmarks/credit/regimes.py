@@ -272,7 +272,7 @@ def _method(options: RegimesArguments, facts: Mapping[str, Any]) -> str:
         "CPU hours. " + ", ".join(f"{n} {v}" for n, v in facts["versions"].items()) + ".",
         "Environment steps until the mean success of the last training episodes ("
         + ", ".join(f"{name}: {REGIMES[name].window}" for name in options.regimes)
-        + f") reaches 50 %, over {len(options.seeds)} seeds and {len(options.starts)} "
+        + f"; in whole batches) reaches 50 %, over {len(options.seeds)} seeds and {len(options.starts)} "
         f"start policies. Branches count, except those of *{ORACLE}*: `vine` with "
         f"{ORACLE_BRANCHES:g} branch steps per step, near-true advantages. A run that never gets "
         "there counts with its whole budget, so means are lower bounds where *never* is above 0; "

@@ -10,21 +10,22 @@ import gzip
 import json
 import shlex
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 from agent_envs.data.files import atomic_path
+from agent_envs.errors import ConfigurationError
 from agent_trainers.cli.arguments import parse, run_command
 from agent_trainers.cli.results import versions
-from benchmarks.grid import Grid
+from benchmarks.grid import CommandFailedError, Grid
 from benchmarks.papers_real.cells import ROWS, CellRunner, PapersRealArguments, wanted_cells
 from benchmarks.papers_real.questions import prepare_questions
 from benchmarks.papers_real.report import write_report
 
 RESULTS_FILE: Final = "papers_real_results.jsonl.gz"
-"""The results of the cells by question. Unpacked as ``results.jsonl`` of a new work folder, those
-of the same settings count as computed."""
+"""The results of the cells by question; those in the output folder count as computed."""
 PROGRAM: Final = "python -m benchmarks.papers_real"
 _MAY_CHANGE: Final = frozenset({"rows", "seeds", "jobs", "work", "output"})
 """Options that may change between calls; the cells depend on all others."""
@@ -48,26 +49,51 @@ def _run(arguments: list[str]) -> None:
         runner = CellRunner(grid, options)
         # Without the lists of files, which may lie elsewhere on another machine.
         common = {n: value for n, value in settings.items() if not isinstance(value, list)}
-        specs = {row.name: {**common, "questions": questions, **asdict(row)} for row in ROWS}
-        try:
-            for is_trained in (False, True):  # the trained ones start from the warm start
-                part = [
-                    k for k, cell in cells.items() if (cell.row.kind == "trained") is is_trained
-                ]
+        common |= {"questions": questions, "protocol": runner.protocol}
+        specs = {row.name: {**common, **asdict(row)} for row in ROWS}
+        _take_published(grid, Path(options.output) / RESULTS_FILE, specs)
+        failed = []
+        for is_trained in (False, True):  # the trained ones start from the warm start
+            part = [k for k, cell in cells.items() if (cell.row.kind == "trained") is is_trained]
+            try:
                 grid.run(
                     {key: specs[cells[key].row.name] for key in part},
                     lambda key, _: runner.compute(cells[key]),
                     jobs=options.jobs,
                     after_each=lambda: _report(grid, options, specs, command),
                 )
-        finally:
-            _report(grid, options, specs, command)
+            except CommandFailedError as error:
+                failed.append(str(error))
+        _report(grid, options, specs, command)
+        if failed:
+            raise CommandFailedError("\n".join(failed))
+
+
+def _take_published(grid: Grid, path: Path, specs: Mapping[str, Any]) -> None:
+    """Store the published results that the grid lacks.
+
+    Raises:
+        ConfigurationError: If they have other settings, so that a report would replace them.
+    """
+    published = gzip.decompress(path.read_bytes()).decode() if path.exists() else ""
+    stored = grid.stored()
+    for record in map(json.loads, published.splitlines()):
+        spec = specs[record["result"]["row"]]
+        if changed := [name for name in spec if record["spec"].get(name) != spec[name]]:
+            raise ConfigurationError(
+                f"{path} holds results of other settings ({', '.join(changed)}). Choose another "
+                "--output, or the same settings."
+            )
+        if stored.get(record["key"], {}).get("spec") != spec:
+            grid.store(record)
 
 
 def _report(grid: Grid, options: PapersRealArguments, specs: dict[str, Any], command: str) -> None:
     """Write the table of all finished cells, including those of earlier calls."""
     results: dict[str, dict[int, dict[str, Any]]] = {}
     records = [r for r in grid.stored().values() if r["spec"] == specs.get(r["result"]["row"])]
+    if not records:
+        return
     for record in records:
         result = record["result"]
         results.setdefault(result["row"], {})[result["seed"]] = result

@@ -3,20 +3,23 @@
 import json
 import math
 import shlex
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
+import torch
 from transformers.hf_argparser import HfArg
 
 from agent_envs.core.command_line import check_range, json_object
 from agent_envs.data.files import write_json
 from agent_envs.errors import ConfigurationError
 from agent_trainers.cli.output_folder import RESULTS_FILE, RUN_SETTINGS
+from agent_trainers.cli.train import parse_arguments
 from agent_trainers.monitoring.metrics_log import METRICS_FILE, read_metrics
 from agent_trainers.small_models import SMALL_MODELS, prepare
-from agent_trainers.trainers.config import has_critic
+from agent_trainers.trainers.config import fast_precision, has_critic
 from agent_trainers.trajectory import Trajectory, load_trajectories
 from benchmarks.grid import CommandFailedError, Grid, Result, read_json
 from benchmarks.papers_real.questions import TEST_SETS, TRAIN_ENV, QuestionArguments
@@ -140,6 +143,11 @@ class PapersRealArguments(QuestionArguments):
     env_kwargs: str | None = HfArg(
         default=None, help="Arguments of the environments that differ, as JSON."
     )
+    dtype: Literal["auto", "bfloat16", "float32"] = HfArg(
+        default="auto",
+        help="Precision of training and evaluation; auto: bfloat16 on an accelerator or a CPU "
+        "with its instructions.",
+    )
     warm_start_options: str = HfArg(default="", help="Further options of agent-r1-sft, one text.")
     train_options: str = HfArg(default="", help="Further options of agent-r1-train, as one text.")
     jobs: int = HfArg(default=2, help="Cells at the same time, on one core each.")
@@ -157,6 +165,9 @@ class PapersRealArguments(QuestionArguments):
         check_range(self, "at least 1", *names)
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise ConfigurationError(f"--seeds: give at least one, and each once: {self.seeds}")
+        if self.dtype == "auto":
+            is_fast = torch.accelerator.is_available() or fast_precision()
+            self.dtype = "bfloat16" if is_fast else "float32"
 
 
 class CellRunner:
@@ -168,12 +179,24 @@ class CellRunner:
         model = options.model
         self._model = str(prepare(model)) if model in SMALL_MODELS else model
         self._environment = {**ENVIRONMENT, **json_object(options.env_kwargs, "--env_kwargs")}
+        self._check_train_options()
+
+    @property
+    def protocol(self) -> dict[str, Any]:
+        """What all cells depend on besides the options."""
+        return {
+            "environment": self._environment,
+            "warm_start": _WARM_START,
+            "training": _TRAINING,
+            "critic": _CRITIC,
+        }
 
     def compute(self, cell: Cell) -> Result:
         """Return the result of a cell.
 
         Raises:
-            CommandFailedError: If a command fails.
+            CommandFailedError: If a command fails, or an episode because of an error outside the
+                model.
         """
         folder = self._grid.work / cell.key
         curve: list[dict[str, float]] = []
@@ -189,11 +212,14 @@ class CellRunner:
             for name in TEST_SETS:
                 if not (episodes := folder / f"{name}.jsonl.gz").exists():
                     self._test(model, name, episodes)
+        scores = {name: _scores(folder / f"{name}.jsonl.gz") for name in TEST_SETS}
+        for checkpoint in folder.glob("model/checkpoint-*"):  # three times as large as the model
+            shutil.rmtree(checkpoint)
         commands = read_json(folder / "commands.json", [])
         return {
             "row": cell.row.name,
             "seed": cell.seed,
-            "scores": {n: _scores(load_trajectories(folder / f"{n}.jsonl.gz")) for n in TEST_SETS},
+            "scores": scores,
             "environment_steps": curve[-1]["environment_steps"] if curve else 0,
             "curve": curve,
             "form": read_json(folder / "form.json", None),
@@ -218,6 +244,33 @@ class CellRunner:
         per_batch = last["environment_steps"] / last["max_steps"]
         return int(last["max_steps"]) + math.ceil(remaining / per_batch)
 
+    def _check_train_options(self) -> None:
+        """Raise a `ConfigurationError` if `_learning_curve` could not count environment steps."""
+        options = [*_TRAINING.split(), *self._train_options()]
+        settings, config = parse_arguments(["--model", self._model, *options])
+        size = config.generation_batch_size * (settings.num_processes or 1)
+        if size != self._options.batch_size:
+            raise ConfigurationError(
+                f"--train_options: a batch has {size} episodes, but --batch_size is "
+                f"{self._options.batch_size}. Processes times --per_device_train_batch_size times "
+                "--steps_per_generation must be that."
+            )
+        if config.logging_steps != 1 or (
+            config.steps_per_generation != config.gradient_accumulation_steps
+        ):
+            raise ConfigurationError(
+                "--train_options: a batch must be one optimiser step, which is logged "
+                "(--logging_steps 1, --steps_per_generation as --gradient_accumulation_steps)."
+            )
+
+    def _train_options(self) -> list[str]:
+        return [
+            "--max_completion_length", str(self._options.max_completion_length),
+            "--per_device_train_batch_size", str(self._options.batch_size),
+            "--bf16", str(self._options.dtype == "bfloat16"),
+            *shlex.split(self._options.train_options),
+        ]  # fmt: skip
+
     def _warm_up(self, cell: Cell, folder: Path) -> None:
         done = folder / "trained.json"
         if done.exists():
@@ -227,6 +280,7 @@ class CellRunner:
             [
                 "agent-r1-sft", "--model", self._model, *self._environment_options("train"),
                 "--num_tasks", str(self._options.num_demonstrations), *_WARM_START.split(),
+                "--bf16", str(self._options.dtype == "bfloat16"),
                 *shlex.split(self._options.warm_start_options), "--seed", str(cell.seed),
                 "--output_dir", str(folder / "model"), *(["--resume"] if is_started else []),
             ],
@@ -247,11 +301,9 @@ class CellRunner:
                 self._grid.command([
                     "agent-r1-train", "--model", str(warm_start / "model"),
                     "--algorithm", cell.row.algorithm, *self._environment_options("train"),
-                    "--max_completion_length", str(self._options.max_completion_length),
-                    "--per_device_train_batch_size", str(self._options.batch_size),
                     *_TRAINING.split(),
                     *(_CRITIC.split() if has_critic(cell.row.algorithm) else ()),
-                    *cell.row.options.split(), *shlex.split(self._options.train_options),
+                    *cell.row.options.split(), *self._train_options(),
                     "--seed", str(cell.seed), "--max_steps", str(max_steps),
                     "--output_dir", str(folder / "model"),
                     *(["--resume"] if (folder / "model").is_dir() else []),
@@ -267,7 +319,8 @@ class CellRunner:
                 "agent-r1-eval", "--model", model, *self._environment_options(name), "--greedy",
                 "--num_tasks", str(self._options.num_test),
                 "--max_completion_length", str(self._options.max_completion_length),
-                "--batch_size", str(self._options.batch_size), "--trajectories", str(episodes),
+                "--batch_size", str(self._options.batch_size), "--dtype", self._options.dtype,
+                "--trajectories", str(episodes),
             ],
             episodes.parent,
         )  # fmt: skip
@@ -275,6 +328,7 @@ class CellRunner:
     def _run_naive_rag(self, folder: Path) -> None:
         spec = {
             "model": self._model,
+            "dtype": self._options.dtype,
             "max_new_tokens": self._options.max_completion_length,
             "batch_size": self._options.batch_size,
             "num_tried": self._options.num_tried,
@@ -314,8 +368,15 @@ def _is_trained(folder: Path, max_steps: int) -> bool:
     return settings.get("max_steps") == max_steps and (folder / RESULTS_FILE).exists()
 
 
-def _scores(episodes: Sequence[Trajectory]) -> dict[str, list[float]]:
-    """Return metrics by task; an episode that was not scored counts 0."""
+def _scores(path: Path) -> dict[str, list[float]]:
+    """Return metrics by task; delete the file if not all of its episodes could be scored."""
+    episodes = load_trajectories(path)
+    if failed := [each for each in episodes if not each.is_scorable]:
+        path.unlink()
+        raise CommandFailedError(
+            f"{path}: {len(failed)} of {len(episodes)} episodes failed because of errors outside "
+            f"the model; the next call plays them again. The first error: {failed[0].error}"
+        )
     return {
         **{name: [e.metrics.get(name, 0.0) for e in episodes] for name in _METRICS},
         "num_turns": [float(len(e.transitions)) for e in episodes],

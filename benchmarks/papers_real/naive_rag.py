@@ -61,6 +61,7 @@ def run(folder: Path, spec: Mapping[str, Any]) -> None:
     """Choose the number of passages on training questions, then answer the test sets."""
     model = load_policy(
         spec["model"],
+        dtype=spec["dtype"],
         max_new_tokens=spec["max_new_tokens"],
         max_batch_size=spec["batch_size"],
         temperature=0.0,

@@ -16,6 +16,7 @@ from agent_envs.data.sources import DatasetSpec
 from agent_envs.envs.qa.rows import HOTPOTQA, MUSIQUE, TWO_WIKI, QARow
 from agent_envs.errors import ConfigurationError, DataError
 from agent_envs.retrieval import load_passages
+from agent_trainers.checkpointing.checkpoints import digest
 
 TRAIN_ENV: Final = "AgentR1/HotpotQA-v0"
 """Reads rows of HotpotQA and of 2WikiMultihopQA, so that one run trains on both."""
@@ -85,11 +86,11 @@ def prepare_questions(options: QuestionArguments, folder: Path) -> dict[str, Any
     """Write ``train.jsonl``, a file for each test set, and ``passages.jsonl``, once.
 
     Returns:
-        Numbers of rows by set.
+        Numbers of rows by set, and a digest of all files.
 
     Raises:
         DataError: If a source is missing or malformed.
-        ConfigurationError: If no rows are left to train on.
+        ConfigurationError: If no rows are left to train on, or to test.
     """
     if not (folder / FACTS_FILE).exists():
         train, test, passages = _split(options)
@@ -97,12 +98,14 @@ def prepare_questions(options: QuestionArguments, folder: Path) -> dict[str, Any
         for name, rows in test.items():
             _write_rows(folder / f"{name}.jsonl", rows)
         _write_rows(folder / "passages.jsonl", passages)
+        files = [folder / f"{name}.jsonl" for name in ("train", *test, "passages")]
         write_json(
             folder / FACTS_FILE,
             {
                 "train": {name: len(rows) for name, rows in train.items()},
                 "test": {name: len(rows) for name, rows in test.items()},
                 "passages": len(passages),
+                "digest": hashlib.sha256("".join(map(digest, files)).encode()).hexdigest(),
             },
         )
     facts: dict[str, Any] = json.loads((folder / FACTS_FILE).read_text(encoding="utf-8"))
@@ -125,7 +128,7 @@ def _split(options: QuestionArguments) -> tuple[dict[str, Rows], dict[str, Rows]
         trained = {}
         if name in TRAINED_ON:
             trained = _read(test_set.spec, train_files, "train", f"--{name}_train")
-        if set(test_files) & set(train_files):
+        if {Path(f).resolve() for f in test_files} & {Path(f).resolve() for f in train_files}:
             split = {q for q in tested.keys() & trained.keys() if _place(q) < TRAIN_SHARE}
             tested = {q: row for q, row in tested.items() if q not in split}
         trained = {q: row for q, row in trained.items() if q not in tested}
@@ -134,8 +137,11 @@ def _split(options: QuestionArguments) -> tuple[dict[str, Rows], dict[str, Rows]
             train[name] = [_record(trained[q], words) for q in _drawn(trained, options.num_train)]
             if not train[name]:
                 raise ConfigurationError(
-                    f"--{name}_train: every question there is also a test question."
+                    f"--{name}_train: every question there is also a test question. Give other "
+                    "questions, or the same file to both, which splits it."
                 )
+        if not test[name]:
+            raise ConfigurationError(f"--{name}_test: no question is left to test.")
         for row in (*trained.values(), *tested.values()):
             passages |= dict.fromkeys(
                 (page.title, _cut(page.passage.text, words)) for page in row.pages

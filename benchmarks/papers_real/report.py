@@ -61,7 +61,7 @@ def write_report(folder: Path, results: Results, facts: Mapping[str, Any]) -> No
 
 
 def _summarise(name: str, seeds: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
-    runs = list(seeds.values())
+    runs = [seeds[seed] for seed in sorted(seeds)]
     summary: dict[str, Any] = {"row": name, "seeds": sorted(seeds), "scores": {}}
     for test_set in TEST_SETS if runs else ():
         scores = [run["scores"][test_set] for run in runs]

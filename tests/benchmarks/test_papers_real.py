@@ -1,16 +1,17 @@
 """The comparison on real questions, with a handful of rows and a tiny random model."""
 
-import gzip
+import dataclasses
 import itertools
 import json
 import shlex
-import shutil
 from pathlib import Path
 
 import pytest
 
 from agent_envs.data.files import write_json
+from agent_envs.errors import ConfigurationError
 from agent_trainers.cli import evaluate, sft, train
+from agent_trainers.trajectory import load_trajectories, save_trajectories
 from benchmarks.grid import CommandFailedError, Grid
 from benchmarks.papers_real import __main__ as papers_real
 from benchmarks.papers_real import naive_rag
@@ -91,7 +92,9 @@ def test_training_and_test_questions_are_disjoint_and_passages_are_cut(sources, 
 
 
 def test_training_continues_until_the_budget_of_environment_steps_is_spent(tmp_path):
-    options = PapersRealArguments(model="m", budget=1000, batch_size=10, work=str(tmp_path))
+    options = PapersRealArguments(
+        model="m", budget=1000, batch_size=10, train_options="--num_generations 2"
+    )
     runner = CellRunner(Grid(tmp_path), options)
     assert runner.next_max_steps([]) == 25  # 1000 / (10 episodes of at most 4 steps)
     first = {"max_steps": 25, "environment_steps": 500}
@@ -133,13 +136,25 @@ def test_the_command_trains_tests_and_resumes(sources, in_process, monkeypatch, 
         if (episodes.parent.name, name) == ("rloo-1", "musique"):
             raise CommandFailedError("agent-r1-eval exited with 1")
         test(self, model, name, episodes)
+        if (episodes.parent.name, name) == ("rloo-1", "two_wiki"):
+            (episode,) = load_trajectories(episodes)
+            episode = dataclasses.replace(
+                episode, stop_reason="environment_error", error="no server"
+            )
+            save_trajectories(episodes, [episode])
+
+    def lack_memory(self, folder):
+        raise CommandFailedError("naive_rag exited with 1")
 
     test = CellRunner._test
     with monkeypatch.context() as patch:
         patch.setattr(CellRunner, "_test", fail)
+        patch.setattr(CellRunner, "_run_naive_rag", lack_memory)
         with pytest.raises(SystemExit):
             papers_real.main(arguments)
-    assert "failed cells: rloo-1" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "failed cells: naive-rag" in said
+    assert "failed cells: rloo-1" in said
     text = (tmp_path / "out" / "papers_real.md").read_text()
     assert "| warm start | 1 | 0.0 [" in text
     assert "Not run: base tool call" in text
@@ -150,8 +165,16 @@ def test_the_command_trains_tests_and_resumes(sources, in_process, monkeypatch, 
     rounds = tmp_path / "work" / "rloo-1" / "rounds.json"
     write_json(rounds, json.loads(rounds.read_text())[:-1])
     in_process.clear()
+    with pytest.raises(SystemExit):
+        papers_real.main(arguments)
+    assert in_process == [("python", "naive-rag"), ("agent-r1-eval", "rloo-1")]
+    assert "1 of 1 episodes failed because of errors outside the model" in capsys.readouterr().err
+    assert "RLOO; GRPO, no loss mask" in (tmp_path / "out" / "papers_real.md").read_text()
+
+    in_process.clear()
     papers_real.main(arguments)
     assert in_process == [("agent-r1-eval", "rloo-1")]
+    assert not [*(tmp_path / "work").glob("*/model/checkpoint-*")]
     assert "| RLOO | 1 | 0.0 [" in (tmp_path / "out" / "papers_real.md").read_text()
     results = map(json.loads, (tmp_path / "work" / "results.jsonl").read_text().splitlines()[1::2])
     trained = next(r["result"] for r in results if r["key"] == "rloo-1")
@@ -159,22 +182,40 @@ def test_the_command_trains_tests_and_resumes(sources, in_process, monkeypatch, 
 
     # Elsewhere, the published results are kept, and a row without its warm start is refused.
     in_process.clear()
-    published = tmp_path / "out" / "papers_real_results.jsonl.gz"
-    (tmp_path / "new").mkdir()
-    (tmp_path / "new" / "results.jsonl").write_bytes(gzip.decompress(published.read_bytes()))
     papers_real.main([*arguments, "--work", str(tmp_path / "new")])
     assert not in_process
     with pytest.raises(SystemExit):
         papers_real.main([*arguments, "--work", str(tmp_path / "new"), "--rows", "PPO"])
     assert "Run another seed" in capsys.readouterr().err
 
-    # Those of other settings are neither kept nor shown.
-    (tmp_path / "other").mkdir()
-    shutil.copy(tmp_path / "new" / "results.jsonl", tmp_path / "other")
+    # Those of other settings are not replaced.
     other = ["--num_tried", "2", "--rows", "naive RAG", "--work", str(tmp_path / "other")]
-    papers_real.main([*arguments, *other])
-    assert in_process == [("python", "naive-rag")]
-    assert "| RLOO |" not in (tmp_path / "out" / "papers_real.md").read_text()
+    with pytest.raises(SystemExit):
+        papers_real.main([*arguments, *other])
+    assert "results of other settings (num_tried)" in capsys.readouterr().err
+    assert not in_process
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--gradient_accumulation_steps 4", "a batch has 128 episodes, but --batch_size is 32"),
+        ("--num_processes 2", "a batch has 64 episodes"),
+        ("--logging_steps 5", "which is logged"),
+        ("--per_device_train_batch_size 16 --steps_per_generation 2", "one optimiser step"),
+    ],
+)
+def test_training_options_that_hide_environment_steps_are_refused(options, words, tmp_path):
+    model = save_model(tmp_path / "model", "qwen2_5")
+    with pytest.raises(ConfigurationError, match=words):
+        CellRunner(Grid(tmp_path), PapersRealArguments(model=model, train_options=options))
+
+
+def test_a_set_without_questions_is_refused(sources, tmp_path):
+    row = write_rows(tmp_path / "one.jsonl", [hotpotqa_row(1)])
+    options = QuestionArguments(**{**sources, "hotpotqa_train": [row], "hotpotqa_test": [row]})
+    with pytest.raises(ConfigurationError, match=r"no question is left|also a test question"):
+        prepare_questions(options, tmp_path)
 
 
 def test_differences_are_those_of_the_mean_of_the_sets(tmp_path):

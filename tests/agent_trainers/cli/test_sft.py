@@ -78,6 +78,17 @@ def test_fine_tuning_on_reference_actions_resumes_and_is_overwritten_on_request(
     assert all("lora" in name for name in load_file(tmp_path / "run" / "adapter_model.safetensors"))
 
 
+def test_a_resumed_run_skips_a_checkpoint_that_was_cut_off(tmp_path, caplog):
+    saving = ("--save_strategy", "steps", "--save_steps", "1", "--save_total_limit", "2")
+    train(tmp_path / "run", *saving)
+    (tmp_path / "run" / "checkpoint-2" / "optimizer.pt").unlink()
+    (tmp_path / "run" / "model.safetensors").unlink()
+    train(tmp_path / "run", *saving, "--resume")
+    assert "optimizer.pt is missing" in caplog.text
+    assert (tmp_path / "run" / "model.safetensors").exists()
+    assert (tmp_path / "run" / "checkpoint-2" / "optimizer.pt").exists()
+
+
 def test_the_best_episodes_are_collected_resumably_and_trained_on(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(evaluate, "TASKS_PER_PORTION", 6)
     command = ["--num_tasks", "16", "--samples_per_task", "4",
