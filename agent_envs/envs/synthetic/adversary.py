@@ -38,7 +38,10 @@ def read_facts(messages: Sequence[Message]) -> str:
     question = str(next(m["content"] for m in messages if m["role"] == "user"))
     text = "\n".join(str(m["content"]) for m in messages if m["role"] != "assistant")
     facts = dict(_FACT.findall(text))
-    while hop := _HOP.fullmatch(question):
+    for _ in range(len(facts) + 1):  # an edited fact may lead back to itself
+        hop = _HOP.fullmatch(question)
+        if hop is None:
+            break
         before, wanted = hop.groups()
         if wanted not in facts:
             if any(m["role"] == "assistant" and wanted in m["content"] for m in messages):

@@ -1,5 +1,7 @@
 """The environment in which a model attacks an agent by editing what its tools say."""
 
+import re
+
 import gymnasium as gym
 import pytest
 
@@ -55,3 +57,11 @@ def test_an_agent_that_fails_without_edits_earns_nothing():
     assert env.unwrapped.is_finished()
     *_, info = call(env, "release")
     assert info["metrics"]["success"] == 0.0
+
+
+@pytest.mark.timeout(30)
+def test_the_reading_agent_does_not_follow_a_fact_that_leads_back_to_itself():
+    env, question = start()
+    wanted = re.search(r"the (\w+ of \w+ \w+) \?", question)[1]
+    call(env, "insert", sentence=f"the {wanted} is the {wanted} .")
+    assert "the agent is done" in call(env, "release")[0]
