@@ -6,9 +6,12 @@ from typing import Any, Final, Literal, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from agent_envs.core.lookup import lookup
+
 Array = npt.NDArray[np.float32]
 Floats = npt.NDArray[np.float64]
 Scale = Literal["group", "batch", "none"]
+SCALES: Final[Mapping[str, Scale]] = {"group": "group", "batch": "batch", "none": "none"}
 
 SCALE_EPSILON: Final = 1e-4
 """Added to what advantages are divided by, as in TRL."""
@@ -102,8 +105,9 @@ def divide_by_rms(
 ) -> list[Array]:
     """Divide by the root mean square of each group, or of the batch, plus 1e-4.
 
-    Each episode has the same weight. ``none`` divides by 1.
+    Each episode has the same weight. ``none`` divides by 1; another word is an `UnknownNameError`.
     """
+    scale = lookup(SCALES, scale, kind="scale")
     scaled = [np.asarray(values, np.float32) for values in advantages]
     parts = list(grouped)
     for part in parts if scale == "group" else [[i for members in parts for i in members]]:

@@ -57,6 +57,6 @@ def _factor(schedule: Schedule, progress: float, log: Sequence[Mapping[str, Any]
         return start + (end - start) * progress
     if schedule.kind == "cosine":
         return end + (start - end) * (1 + math.cos(math.pi * progress)) / 2
-    values = [entry.get(schedule.metric, -math.inf) for entry in log]
-    is_met = any(value >= schedule.target for value in values)
+    values = [entry.get(schedule.metric) for entry in log]  # None where it is NaN
+    is_met = any(value is not None and value >= schedule.target for value in values)
     return end if schedule.kind == "adaptive" and is_met else start

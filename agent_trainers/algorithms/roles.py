@@ -5,8 +5,8 @@ last step before the reward, so the return of a role's step is that of the episo
 term with an owner counts for that role alone.
 
 An episode with roles is a dataclass with the fields of `Episode`, ``roles`` and ``reward_owners``
-of shape (S,) (``""`` without roles; the role that owns a term, by its name), and ``frozen_roles``,
-which are not trained.
+of shape (S,) (``""`` without roles; the role that owns a term, by its name), ``frozen_roles``,
+which are not trained, and ``start``, the step at which a branch leaves its episode.
 """
 
 from collections import Counter
@@ -72,6 +72,7 @@ def take_apart(episode: Any) -> list[Any]:
                 anchors=[episode.anchors[t] for t in steps],
                 states=[episode.states[t] for t in steps],
                 roles=[role] * len(steps),
+                start=sum(t < episode.start for t in steps),
             )
         )
     return parts

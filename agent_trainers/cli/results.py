@@ -219,7 +219,7 @@ def evaluate(trainer: StepGRPOTrainer) -> dict[str, Any]:
     if episodes.empty:
         raise RolloutError("No episode of the evaluation could be scored.")
     tables = {"": episodes}
-    if (evaluated := trainer.evaluated) is not None:
+    if (evaluated := trainer.evaluated).names:
         tables = {"": episodes[~episodes["env"].isin(evaluated.variants)]}
         tables |= {str(name): own for name, own in episodes.groupby("env")}
     return {name: _figures(own) for name, own in tables.items() if len(own)}
@@ -297,10 +297,9 @@ def write_results(
     """
     evaluated = trainer.evaluated
     by_environment: dict[str, dict[str, Any]] = {}
-    if evaluated is not None:
-        for name in evaluated.names:
-            figures = _measured(before.get(name), after.get(name))
-            by_environment[name] = {"is_trained": name not in evaluated.variants, **figures}
+    for name in evaluated.names:
+        figures = _measured(before.get(name), after.get(name))
+        by_environment[name] = {"is_trained": name not in evaluated.variants, **figures}
     results = {
         **facts,
         **_measured(before.get(""), after.get("")),

@@ -92,11 +92,16 @@ class TaskSampler:
         """Draw from `pools`, whose order counts, by the seed of the run.
 
         Raises:
-            ConfigurationError: If a curriculum has nothing to select from.
+            ConfigurationError: If a curriculum has nothing to select from, or pools have weights.
         """
         if curriculum is not None and len(pools) < 2:
             raise ConfigurationError(
                 "curriculum='levels' needs several environments: list them in envs, easy to hard."
+            )
+        if curriculum is not None and len({pool.weight for pool in pools}) > 1:
+            raise ConfigurationError(
+                "weight does nothing with curriculum='levels', which sets the shares of the "
+                "environments. Leave it out."
             )
         self.pools = list(pools)
         self._seed, self._curriculum = seed, curriculum

@@ -1,6 +1,6 @@
 """Asynchronous rollouts: episodes of the next optimiser steps run while the model is trained.
 
-Batches start, and are trained, in the order of a synchronous run, each at most ``max_staleness``
+Batches are drawn, and trained, in the order of a synchronous run, each at most ``max_staleness``
 updates early. Rollouts wait for the optimiser instead of discarding episodes, and every episode
 that started is trained, so what is trained has the lengths of what is drawn.
 

@@ -17,6 +17,7 @@ from agent_trainers.algorithms.advantages import (
     estimator_options,
     needs_values,
 )
+from agent_trainers.algorithms.episodes import SCALES
 from agent_trainers.algorithms.losses import (
     IMPORTANCE_MODES,
     RATIO_LEVELS,
@@ -85,6 +86,7 @@ _REFUSALS: Final[tuple[tuple[str, tuple[Any, ...], str], ...]] = (
     ("generation_kwargs", (None,), "use temperature, top_p, top_k and min_p"),
     ("reward_weights", (None,), "pass rewards={name: weight} to the environment"),
     ("multi_objective_aggregation", ("sum_then_normalize",), "the environment sums its rewards"),
+    ("vllm_structured_outputs_regex", (None,), "turns have the tool format of the environment"),
     ("max_tool_calling_iterations", (None,), "use gym.make(..., max_episode_steps=N)"),
 )
 _RANGES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -119,6 +121,7 @@ _RANGES: Final[Mapping[str, tuple[str, ...]]] = {
     ),
 }  # fmt: skip
 """Ranges of settings that transformers and TRL do not check."""
+_EPSILON: Final = GRPOConfig.epsilon
 _BF16_INSTRUCTIONS: Final = ("avx512_bf16", "amx_bf16")
 
 
@@ -255,8 +258,12 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
                 setattr(self, option, import_path(given, kind=option))
         follow_the_machine(self)
         check_ranges(self)  # some would be divided by
+        switches = {"true": "group", "false": "none"}  # TRL takes booleans, too
+        given = str(self.scale_rewards).lower()
+        self.scale_rewards: str = switches.get(given, given)
         super().__post_init__()
         for option, names in (
+            ("scale_rewards", SCALES),
             ("importance_sampling_level", RATIO_LEVELS), ("loss_denominator", DENOMINATORS),
             ("rollout", ("sync", "async")), ("vllm_importance_sampling_mode", IMPORTANCE_MODES),
         ):  # fmt: skip
@@ -272,6 +279,11 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
             raise ConfigurationError(
                 f"max_staleness={self.max_staleness} does nothing with rollout='sync'. Leave it "
                 "out, or set rollout='async'."
+            )
+        if self.num_steps_ahead and not self.vllm_importance_sampling_correction:
+            raise ConfigurationError(
+                "vllm_importance_sampling_correction=False would train on older weights' episodes "
+                "without importance ratios with rollout='async'. Leave it out."
             )
         self.schedules = parse_schedules(self.reward_schedules)
         self.parsed_curriculum = parse_curriculum(self.curriculum)
@@ -313,10 +325,17 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
                 f"loss_type='cispo' takes epsilon_high={self.epsilon_high} as the largest ratio "
                 "itself. Set it to more than 1: 5.0 in ScaleRL (arXiv 2510.13786)."
             )
+        if self.loss_type == "cispo" and (self.delta is not None or self.epsilon != _EPSILON):
+            raise ConfigurationError(
+                "delta and epsilon do nothing with loss_type='cispo', whose bound is epsilon_high. "
+                "Leave them out."
+            )
         estimator = self.advantage_estimator
         known = estimator_options(estimator)
-        for name in self.estimator_settings:
+        for name, value in self.estimator_settings.items():
             lookup(dict.fromkeys(known), name, kind=f"option of {estimator}")
+            if name == "scale":
+                lookup(SCALES, value, kind="scale")
         is_masked = self.advantage_mask or estimator == "gae_token" or ":" in estimator
         unused = {
             "gamma": self.gamma != 1.0 and "gamma" not in known,

@@ -75,7 +75,10 @@ class TrainerGenerator:
             return
         vllm = trainer.vllm_generation
         sleeps = args.vllm_mode == "colocate" and args.vllm_enable_sleep_mode
-        self._load_vllm(is_lost=sleeps and vllm._llm_weights_sleeping)
+        if self.ahead is None:
+            self._load_vllm(is_lost=sleeps and vllm._llm_weights_sleeping)
+        else:
+            self.publish()  # turns of rollouts that run ahead are under way
         if sleeps:
             vllm.llm.wake_up(tags=["kv_cache"])
         try:

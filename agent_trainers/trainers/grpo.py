@@ -115,6 +115,11 @@ class StepGRPOTrainer(ResumableTrainer):
         if source.names or args.curriculum or args.max_extra_groups:
             pools = training_pools(source, train_dataset)
             sampler = TaskSampler(pools, args.seed, args.parsed_curriculum)
+            if not args.shuffle_dataset:
+                raise ConfigurationError(
+                    "shuffle_dataset=False does nothing with several environments, a curriculum or "
+                    "max_extra_groups, which draw tasks at random. Leave it out."
+                )
         if args.use_vllm and args.use_cpu:
             require_extra("vllm", "use_vllm", "vllm")
             from agent_trainers.trainers.cpu_engine import use_cpu_engine
@@ -174,11 +179,8 @@ class StepGRPOTrainer(ResumableTrainer):
         if isinstance(self.rollouts, AsyncRollouts):
             self.keeping_state["rollouts"] = self.rollouts
         self.scorer = Scorer(self)
-        self.evaluated: EvaluatedEnvironments | None = None
-        if isinstance(evaluated, EnvironmentTasks) and evaluated.names:
-            self.evaluated = EvaluatedEnvironments(
-                evaluated.names, evaluated.variants, self.num_generations_eval
-            )
+        variants = evaluated.variants if isinstance(evaluated, EnvironmentTasks) else ()
+        self.evaluated = EvaluatedEnvironments(evaluated.names, variants, self.num_generations_eval)
         self._faults = FaultWatch(args.max_fault_share)
         self.clock = StepClock(self._metrics["train"])
         for callback in (self.clock, MetricsLog()):
@@ -235,9 +237,15 @@ class StepGRPOTrainer(ResumableTrainer):
         wrapper that averages gradients, and Accelerate does not prepare a model twice, so each
         process would train separately. A sharded model is wrapped in evaluation, too.
         """
+        size = self.args.per_device_eval_batch_size * self.accelerator.num_processes
+        if size % self.num_generations_eval:
+            raise ConfigurationError(
+                f"per_device_eval_batch_size times processes ({size}) must be a multiple of "
+                f"num_generations_eval ({self.num_generations_eval}), so that a batch holds whole "
+                "groups."
+            )
         self.trajectories["eval"] = []
-        if self.evaluated is not None:
-            self.evaluated.clear()
+        self.evaluated.clear()
         prepared, is_sharded = self.accelerator._models, self.generator.is_sharded
         is_held_back = self.accelerator.num_processes > 1 and not prepared and not is_sharded
         if is_held_back:
@@ -260,14 +268,16 @@ class StepGRPOTrainer(ResumableTrainer):
         """Accumulate the gradient over smaller micro-batches, so that memory stays flat.
 
         Relies on: the `Trainer`'s method takes the gradient of the result of `_prepare_inputs`
-        once; TRL's does the same and counts micro-batches and their time.
+        once; TRL's does the same and counts micro-batches and their time, to which the rest is
+        added.
         """
         model.train()
+        begun = time.perf_counter()
         if isinstance(self.rollouts, AsyncRollouts):
             self.rollouts.start(self._reward_factors())
         batch = self._prepare_inputs(inputs)
         # optimiser steps since sampling: before the batch was made, and since
-        since = self._step % self.args.generate_every // self.args.gradient_accumulation_steps
+        since = self.state.global_step - self._batch_made_at
         staleness = (batch["staleness"] + since) * batch["action_mask"]
         self.means.add_mean("sampling/staleness", staleness, batch["action_mask"])
         self.means.add_maximum("sampling/staleness_max", float(staleness.max()))
@@ -279,6 +289,7 @@ class StepGRPOTrainer(ResumableTrainer):
         for micro_batch in others:
             with without_sync(self.accelerator, model, self._trained_beside):
                 loss += Trainer.training_step(self, model, micro_batch, num_items_in_batch)
+        self._current_train_step_time += time.perf_counter() - begun
         loss += super().training_step(model, last, num_items_in_batch)
         self._log_work([*others, last], time.perf_counter() - started)
         self._log_means("train")
@@ -307,7 +318,7 @@ class StepGRPOTrainer(ResumableTrainer):
         with self.clock.measure("score"):
             batch = build_batch(self, trajectories, factors)
             if mode == "train":
-                self.last_batch = batch
+                self.last_batch, self._batch_made_at = batch, step[0]
                 self.state.num_input_tokens_seen += sum(e.num_tokens for e in batch.episodes)
                 self.trajectories["train"] = []
             self.trajectories[mode] += trajectories
@@ -370,7 +381,7 @@ class StepGRPOTrainer(ResumableTrainer):
     ) -> None:
         """Log the statistics of a batch and the factors of its reward terms; collective."""
         own, episodes, terms = self._metrics[mode], batch.episodes, self.source.outcome_terms
-        if mode == "eval" and self.evaluated is not None:
+        if mode == "eval":
             # of the whole evaluation so far, not a mean over batches
             so_far = self.evaluated.add(episodes, terms)
             own.update({name: [value] for name, value in so_far.items()})

@@ -99,18 +99,24 @@ class StepPPOTrainer(StepGRPOTrainer):
         """Estimate from this process's values; whiten over all processes, by environment."""
         rows, tokens = batch.rows, batch.tensors["completion_ids"]
         own = episodes[first : first + len(batch.trajectories)]
+        if any(e.frozen_roles or any(e.reward_owners) for e in own):
+            raise ConfigurationError(
+                "Frozen roles, and rewards of one role (reward_owners), are not supported with a "
+                "critic. Use an algorithm without one, such as grpo_step."
+            )
         num_steps = [len(episode.rewards) for episode in own]
         masks = credit_masks(rows, actions_only=self.args.advantage_mask)
         old_values = self.values(batch.tensors)
         values = sort_by_step(rows, masks, old_values.cpu().numpy(), num_steps)
-        options = {"bootstrap_values": self.bootstrap_values(batch.trajectories), "whiten": False}
+        settings = {"whiten": True, **self.args.estimator_settings}
+        is_whitened = settings["whiten"]  # below, over all processes
+        settings |= {"bootstrap_values": self.bootstrap_values(batch.trajectories), "whiten": False}
         known = estimator_options(self.args.advantage_estimator)
         raw = estimate(
             self.args.advantage_estimator,
             own,
             values=values,
-            **{name: value for name, value in options.items() if name in known},
-            **self.args.estimator_settings,
+            **{name: value for name, value in settings.items() if name in known},
         )
         targets = [
             advantages + _aligned(steps, len(advantages))
@@ -125,7 +131,9 @@ class StepPPOTrainer(StepGRPOTrainer):
         for name, value in self._explained_variance(**tensors).items():
             self._metrics["train" if self.model.training else "eval"][name].append(value)
         everyone = self.processes.all_gather_objects(raw)
-        return apart(whiten, everyone, [episode.env for episode in episodes]), tensors
+        if is_whitened:
+            everyone = apart(whiten, everyone, [episode.env for episode in episodes])
+        return everyone, tensors
 
     def bootstrap_values(self, trajectories: Sequence[Trajectory]) -> list[float]:
         """Return the value of each trajectory's last state; 0 where it is not truncated."""
@@ -154,15 +162,17 @@ class StepPPOTrainer(StepGRPOTrainer):
     # Overrides
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """Add the critic's weights to the optimiser. Relies on: called once, before training."""
+        """Add the critic's weights to the optimiser. Relies on: called before training."""
+        is_new = self.optimizer is None
         optimizer: torch.optim.Optimizer = super().create_optimizer(model)
-        optimizer.add_param_group(
-            {
-                "params": list(self.critic.parameters()),
-                "lr": self.args.critic_learning_rate or 10 * self.args.learning_rate,
-                "weight_decay": 0.0,
-            }
-        )
+        if is_new:
+            optimizer.add_param_group(
+                {
+                    "params": list(self.critic.parameters()),
+                    "lr": self.args.critic_learning_rate or 10 * self.args.learning_rate,
+                    "weight_decay": 0.0,
+                }
+            )
         return optimizer
 
     def _clip_grad_norm(self, model: Any) -> Any:

@@ -138,6 +138,8 @@ class ResumableTrainer(AtomicCheckpoints, GRPOTrainer):  # type: ignore[misc]
     seconds_before_resume = 0.0
     """Seconds of training of the checkpoint that the run resumed from."""
     started = 0.0
+    _batch_made_at = 0
+    """Optimiser steps before the current generation batch was made."""
 
     @property
     def training_seconds(self) -> float:
@@ -191,6 +193,11 @@ class ResumableTrainer(AtomicCheckpoints, GRPOTrainer):  # type: ignore[misc]
         path = self._state_file(checkpoint)
         if not path.exists():  # saved by fewer processes
             path = path.with_name("run_state_0.pt")
+        if not path.exists():
+            raise CheckpointError(
+                f"{path} is missing: a checkpoint that was saved with save_only_model cannot be "
+                "resumed. Start a new run with its model."
+            )
         try:
             self._restore(torch.load(path, map_location="cpu"), path)
         except KeyError as error:
@@ -216,6 +223,7 @@ class ResumableTrainer(AtomicCheckpoints, GRPOTrainer):  # type: ignore[misc]
         return {
             "layout": self._layout(),
             "step": self._step,
+            "batch_made_at": self._batch_made_at,
             "buffer": None if is_used_up else _plain(self._buffered_inputs),
             "metrics": _plain(self._metrics),
             "loss": self._tr_loss.detach().cpu(),
@@ -227,11 +235,14 @@ class ResumableTrainer(AtomicCheckpoints, GRPOTrainer):  # type: ignore[misc]
         }
 
     def _restore(self, state: Mapping[str, Any], path: Path) -> None:
+        self._batch_made_at = state["batch_made_at"]
         if state["layout"] == self._layout():
             self._step = state["step"]
             self._buffered_inputs = send_to_device(state["buffer"], self.accelerator.device)
         elif state["buffer"] is None:  # the next step generates, so any layout will do
-            self._step = self.state.global_step * self.args.gradient_accumulation_steps
+            micro_steps = self.state.global_step * self.args.gradient_accumulation_steps
+            every = self.args.generate_every
+            self._step = -(-micro_steps // every) * every
             self._buffered_inputs = None
         else:
             raise ConfigurationError(

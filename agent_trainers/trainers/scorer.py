@@ -168,7 +168,8 @@ class Scorer:
                         # Clipping around the weights that sampled keeps stale batches from
                         # repeating the updates of the batches before.
                         sampled = batch["sampling_per_token_logps"]
-                        fixed["old_per_token_logps"] = torch.where(sampled.isfinite(), sampled, old)
+                        is_known = sampled.isfinite() & batch["action_mask"].bool()
+                        fixed["old_per_token_logps"] = torch.where(is_known, sampled, old)
                         kept = fixed["importance_sampling_ratio"] > 0.0
                         fixed["importance_sampling_ratio"] = kept.to(old.dtype)
             if args.beta != 0.0:
@@ -219,7 +220,8 @@ class Scorer:
             loss = extension.token_loss(loss, micro_batch, logprobs, old)
         if (correction := micro_batch.get("importance_sampling_ratio")) is not None:
             loss = loss * correction
-            means.add_mean("sampling/importance_sampling_ratio/mean", correction, mask)
+            ratio = (logprobs - old).exp() if args.num_steps_ahead else correction
+            means.add_mean("sampling/importance_sampling_ratio/mean", ratio, actions)
         if (reference := micro_batch.get("ref_per_token_logps")) is not None:
             divergence = kl_divergence(logprobs, reference)
             means.add_mean("kl", divergence, actions)
@@ -243,10 +245,10 @@ class Scorer:
     def _importance_ratio(self, old: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Return training over sampling probability of each token, shape (B, T), as TRL does.
 
-        1 where a token is not trained or has no log-probability from vLLM.
+        1 where a token was not sampled or has no log-probability from vLLM.
         """
         args, trajectories = self.args, batch["trajectories"]
-        difference = (old - batch["sampling_per_token_logps"]) * batch["tool_mask"]
+        difference = (old - batch["sampling_per_token_logps"]) * batch["action_mask"]
         ratio = sampling_ratio(
             torch.nan_to_num(difference, nan=0.0),
             trajectories,

@@ -25,7 +25,7 @@ def test_a_line_and_half_a_cosine(schedule, progress, expected):
 def test_an_adaptive_factor_changes_when_the_rate_is_met_and_stays_changed():
     schedule = {"kind": "adaptive", "metric": "success", "target": 0.8, "end": 0.1}
     assert factor(schedule, log=[]) == 1.0
-    assert factor(schedule, log=[{"success": 0.79}, {"eval_loss": 1.0}]) == 1.0
+    assert factor(schedule, log=[{"success": 0.79}, {"eval_loss": 1.0}, {"success": None}]) == 1.0
     assert factor(schedule, log=[{"success": 0.8}, {"success": 0.2}]) == 0.1
 
 

@@ -14,6 +14,7 @@ class Played:
     group_id: str = "g"
     reward_owners: list = None
     frozen_roles: frozenset = frozenset()
+    start: int = 0
     is_truncated: bool = False
     is_scorable: bool = True
     lengths: list = field(default=None)
@@ -104,3 +105,9 @@ def test_frozen_roles_and_unscorable_episodes_are_compared_with_nobody():
 def test_an_estimator_that_counts_tokens_is_refused():
     with pytest.raises(ValueError, match="7 input values"):
         estimate_by_role(lambda parts: [np.zeros(7)] * len(parts), [PLANNED])
+
+
+def test_a_branch_leaves_its_episode_at_a_step_of_each_role():
+    branch = Played([0.0] * 5, ["planner", "executor", "executor", "planner", "executor"], start=2)
+    planner, executor = take_apart(branch)
+    assert (planner.start, executor.start) == (1, 1)  # of 0, 3 and of 1, 2, 4

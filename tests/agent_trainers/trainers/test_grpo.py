@@ -182,6 +182,7 @@ def test_a_run_logs_its_terms_closes_its_environments_and_saves_a_model_for_tran
         terms = entry["rewards/exact_match"] + entry["rewards/new_gold_passage"]
         assert entry["reward"] == pytest.approx(terms)
         assert entry["reward"] == pytest.approx(entry["reward/outcome"] + entry["reward/process"])
+        assert entry["step_time"] >= entry["time/rollout_seconds"]
     played = trainer.trajectories["train"]
     terms = [t.reward_terms["new_gold_passage"] for e in played for t in e.transitions]
     mean = sum(terms) / len(played)
@@ -196,8 +197,25 @@ def test_a_run_logs_its_terms_closes_its_environments_and_saves_a_model_for_tran
     assert not is_open
     for name in ("eval_success", "eval_reward"):
         assert evaluated[name] == again[name]
-    tasks = [t.task_id for t in trainer.trajectories["eval"]]  # of the last evaluation only
-    assert len(tasks) == len(set(tasks)) == 6
+    episodes = trainer.trajectories["eval"]  # of the last evaluation only
+    assert len(episodes) == len({t.task_id for t in episodes}) == 6
+    # of batches of 4 and 2
+    assert evaluated["eval_reward"] == pytest.approx(np.mean([t.return_ for t in episodes]))
+    trainer.num_generations_eval = 3
+    with pytest.raises(ConfigurationError, match="so that a batch holds whole groups"):
+        trainer.evaluate()
+
+
+def test_steps_since_sampling_count_where_batches_and_optimiser_steps_overlap(make_trainer):
+    trainer = make_trainer(
+        per_device_train_batch_size=4, gradient_accumulation_steps=3, steps_per_generation=2,
+        max_steps=2, learning_rate=1e-2,
+    )  # fmt: skip
+    trainer.train()  # the drift of the first update is not one of sampling
+    first, second = (e for e in trainer.state.log_history if "loss" in e)
+    assert first["sampling/staleness"] == 0
+    # of three micro-batches, one was sampled with the batch before
+    assert second["sampling/staleness"] == pytest.approx(1 / 3)
 
 
 def test_divergence_is_weighed_with_the_tokens_own_bounded_ratio(make_trainer, played):
@@ -229,6 +247,11 @@ def test_states_that_do_not_fit_end_their_episode(make_trainer):
 @pytest.mark.parametrize(("changes", "message"), [
     ({"loss_type": "bnpo"}, "loss_type"),
     ({"loss_type": "cispo", "epsilon_high": 0.28}, "epsilon_high"),
+    ({"loss_type": "cispo", "epsilon_high": 5.0, "delta": 2.0}, "delta and epsilon do nothing"),
+    ({"scale_rewards": "groups"}, "Did you mean 'group'"),
+    ({"estimator_kwargs": '{"scale": "nnoe"}'}, "Unknown scale 'nnoe'"),
+    ({"vllm_structured_outputs_regex": "x"}, "tool format"),
+    ({"rollout": "async", "vllm_importance_sampling_correction": False}, "older weights"),
     ({"lam": 2.0}, "lam must be in"),
     ({"estimator_kwargs": '{"step_weight": 0.5}'}, "step_weight"),
     ({"advantage_estimator": "grpo-step"}, "Did you mean 'grpo_step'"),
@@ -250,6 +273,12 @@ def test_unsupported_settings_are_refused_by_name(make_config, changes, message)
         make_config(**changes)
 
 
+def test_scaling_is_switched_as_in_trl(make_config):
+    given = ("False", "true", False, "batch")
+    scales = [make_config(scale_rewards=value).scale_rewards for value in given]
+    assert scales == ["none", "group", "none", "batch"]
+
+
 TWO, ONE = {"id": ID, "name": "two"}, {"id": ID, "name": "one", "kwargs": {"hops": 1}}
 MIXED = {"env": [TWO, ONE], "per_device_train_batch_size": 16}
 CRITIC = {"kind": StepPPOTrainer}
@@ -266,6 +295,8 @@ CRITIC = {"kind": StepPPOTrainer}
     ({"max_extra_groups": -1}, "at least 0"),
     ({"curriculum": "levels"}, "needs several environments"),
     (MIXED | {"env": [{"id": ID, "tasks": [0]}, TWO, TWO]}, "have the name 'two'"),
+    (MIXED | {"env": [TWO, ONE | {"weight": 2}], "curriculum": "levels"}, "weight does nothing"),
+    (MIXED | {"shuffle_dataset": False}, "shuffle_dataset=False does nothing"),
     (MIXED | {"eval_dataset": Dataset.from_dict({"task": [1]})}, "needs a column 'env'"),
     (MIXED | {"eval_dataset": Dataset.from_list([{"env": "tow", "task": 1}])},
      "needs a column 'env'"),

@@ -1,5 +1,6 @@
 """The trainer with a critic, on a real model."""
 
+import dataclasses
 import functools
 
 import gymnasium as gym
@@ -9,6 +10,7 @@ import torch
 from peft import LoraConfig
 from transformers import TrainerCallback
 
+from agent_envs import ConfigurationError
 from agent_trainers import TINY_POLICY
 from agent_trainers.batching.per_token import credit_masks, sort_by_step
 from agent_trainers.trainers.batch_builder import build_batch
@@ -119,3 +121,21 @@ def test_after_an_overflow_of_fp16_policy_and_critic_go_on_and_are_clipped_witho
     assert len(set(biases)) == 3
     assert not kept  # those of the step left out would be stepped with later
     assert norms[1].item() == pytest.approx(1e-3, rel=0.01)
+
+
+def test_rewards_of_one_role_are_refused(make_trainer, played):
+    first, *rest = played[0].transitions
+    owned = dataclasses.replace(first, info={**first.info, "reward_owners": {"f1": "solver"}})
+    episode = dataclasses.replace(played[0], transitions=[owned, *rest])
+    with pytest.raises(ConfigurationError, match="rewards of one role"):
+        build_batch(make_trainer(), [episode, *played[1:]], {})
+
+
+def test_a_second_training_continues_without_whitening(make_trainer):
+    trainer = make_trainer(estimator_kwargs='{"whiten": false}')
+    trainer.train()
+    scale = max(np.abs(a).max() for a in trainer.last_batch.advantages)
+    trainer.args.max_steps = 2
+    trainer.train()
+    assert trainer.state.global_step == 2
+    assert scale < 1.5  # returns are at most 1.2; whitened, the largest is above 2

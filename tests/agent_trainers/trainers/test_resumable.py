@@ -186,3 +186,11 @@ def test_another_batch_layout_resumes_at_the_end_of_a_buffer_only(copy):
     other = make_trainer(copy.parent / "other", per_device_train_batch_size=8)
     other.train(resume_from_checkpoint=str(copy / "checkpoint-4"))
     assert other.state.global_step == 5
+
+
+def test_a_checkpoint_of_the_model_alone_is_refused(tmp_path):
+    trainer = make_trainer(tmp_path, save_only_model=True, save_steps=1, max_steps=1)
+    trainer.train()
+    other = make_trainer(tmp_path, save_only_model=True, max_steps=2)
+    with pytest.raises(CheckpointError, match="save_only_model cannot be resumed"):
+        other.train(resume_from_checkpoint=True)

@@ -49,22 +49,26 @@ def make_trainer(make_trainer, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("mode", "drift", "expected"),
+    ("mode", "drift", "expected", "loss_mask"),
     [
-        ("token_truncate", 0.1, np.exp(0.1)),  # the trainer finds each token exp(0.1) more likely
-        ("token_truncate", 5.0, 3.0),  # cut at the bound
-        ("token_mask", 5.0, 0.0),  # beyond the bound: masked
-        ("token_truncate", float("nan"), 1.0),  # the sampler gave no log-probability
+        # the trainer finds each token exp(0.1) more likely
+        ("token_truncate", 0.1, np.exp(0.1), True),
+        ("token_truncate", 0.1, np.exp(0.1), False),
+        ("token_truncate", 5.0, 3.0, True),  # cut at the bound
+        ("token_mask", 5.0, 0.0, True),  # beyond the bound: masked
+        ("token_truncate", float("nan"), 1.0, True),  # the sampler gave no log-probability
     ],
 )
 def test_the_ratio_between_trainer_and_sampler_corrects_each_trained_token(
-    make_trainer, mode, drift, expected
+    make_trainer, mode, drift, expected, loss_mask
 ):
-    trainer = make_trainer(drift, vllm_importance_sampling_mode=mode, max_logprob_drift=None)
+    trainer = make_trainer(
+        drift, vllm_importance_sampling_mode=mode, max_logprob_drift=None, loss_mask=loss_mask
+    )
     trainer.args.vllm_importance_sampling_clip_max = 3.0
     trainer.model.train()
     batch = trainer._prepare_inputs([{"task": i // 4} for i in range(8)])
-    trained = batch["tool_mask"].bool()
+    trained = batch["action_mask"].bool()  # without the loss mask, observations have no ratio
     ratio = batch["importance_sampling_ratio"]
     assert torch.allclose(ratio[trained], torch.tensor(float(expected)), atol=1e-3)
     assert (ratio[~trained] == 1).all()
@@ -94,3 +98,12 @@ def test_an_engine_that_sleeps_is_woken_for_each_batch(make_trainer):
     trainer = make_trainer(0.0, vllm_enable_sleep_mode=True)
     trainer.train()
     assert trainer.vllm_generation.calls == ["weights", "awake", "asleep"] * 2
+
+
+def test_an_evaluation_beside_rollouts_ahead_publishes_its_weights(make_trainer, monkeypatch):
+    trainer, published = make_trainer(0.0), []
+    trainer.generator.ahead = object()
+    monkeypatch.setattr(trainer.generator, "publish", lambda: published.append("paused"))
+    with trainer.generator.rollout():
+        assert published == ["paused"]
+    assert trainer.vllm_generation.calls == []
