@@ -10,15 +10,18 @@ that is killed when it takes too long.
 """
 
 import atexit
+import base64
 import itertools
 import json
 import os
+import pickle
 import re
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Final, cast
+from typing import IO, Any, Final, cast
 
 from agent_envs.core.async_bridge import call_with_deadline
 from agent_envs.scoring.math_text import (
@@ -80,7 +83,7 @@ _GSM8K_ANSWER: Final = re.compile(r"#### (-?[0-9.,]+)")
 
 
 class MathJudge:
-    """Compares answers in a process, started at the first comparison and again after a kill."""
+    """Judges answers in a process, started at the first request and again after a kill."""
 
     def __init__(self, seconds: float = SECONDS) -> None:
         """Limit each comparison to `seconds`."""
@@ -123,6 +126,12 @@ class MathJudge:
                 self._are_equal(formula, gold) for formula in copied
             )
 
+    def score(self, rule: Callable[..., Any], **arguments: Any) -> float:
+        """Return the score that a rule of a library computes; 0.0 if it fails or takes too long."""
+        rule_and_arguments = base64.b64encode(pickle.dumps((rule, arguments))).decode()
+        with self._lock:
+            return float(self._ask({"rule": rule_and_arguments}))
+
     def close(self) -> None:
         """Stop the process."""
         process, self._process = self._process, None
@@ -133,27 +142,30 @@ class MathJudge:
     def _are_equal(self, answer: str, gold: str) -> bool:
         answer, gold = without_unit(answer), without_unit(gold)
         pair = {"gold": gold, "answer": answer}
-        return _plain(answer) == _plain(gold) or self._ask(json.dumps(pair))
+        return _plain(answer) == _plain(gold) or self._ask(pair) is True
 
-    def _ask(self, line: str) -> bool:
+    def _ask(self, request: dict[str, str]) -> Any:
+        """Return the reply of the process; False if there is none."""
         if self._owner != os.getpid():  # a fork must not share its parent's pipes
             self._process, self._owner = None, os.getpid()
         if self._process is None or self._process.poll() is not None:
             self.close()
             self._process = subprocess.Popen(  # noqa: S603 - this interpreter, our own file
-                [sys.executable, str(_JUDGE)], encoding="utf-8", errors="replace",
+                # -P: the modules next to the file would hide those of the standard library
+                [sys.executable, "-P", str(_JUDGE)], encoding="utf-8", errors="replace",
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # each needs memory
             )  # fmt: skip
         questions, replies = cast(IO[str], self._process.stdin), cast(IO[str], self._process.stdout)
         try:
-            questions.write(line + "\n")
+            questions.write(json.dumps(request) + "\n")
             questions.flush()
             reply = call_with_deadline(replies.readline, self._seconds)
         except (TimeoutError, OSError):
             reply = ""
         if not reply:  # too slow, or out of memory: the next comparison starts a new process
             self.close()
-        return str(reply).strip() == "true"
+        return json.loads(reply or "false")
 
 
 math_equal: Final = MathJudge().is_equal

@@ -13,6 +13,7 @@ from agent_envs.core.rewards import SCORE, format_term, noted_terms
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool_env import ENDLESS, ToolEnv
 from agent_envs.errors import ConfigurationError
+from agent_envs.scoring.math_answers import MathJudge
 from agent_envs.tools.calculator import make_calculator_tool
 
 _SPLIT_SEEDS: Final = {"train": 1, "test": 2}
@@ -20,14 +21,23 @@ _EAGER: Final = frozenset({"acre", "composite", "gsm_symbolic", "list_functions"
 """Tasks that draw all questions at once or refuse large sizes: each question gets its own small
 data set."""
 _EAGER_SIZE: Final = 10
-_REFUSED: Final = {"game_of_life_halting": "the library's rule gives any answer a full score"}
+_REFUSED: Final = {
+    "coin_flip": "the library's rule gives the answer '0' a full score",
+    "game_of_life_halting": "the library's rule gives any answer a full score",
+    "propositional_logic": "the library's rule gives a premise of the question a full score",
+    "puzzle24": "the library's rule ignores the numbers of the question",
+}
 _LISTS: Final = frozenset({"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"})
 """Tasks whose rule evaluates an answer as a Python list."""
 _FORMULAS: Final = frozenset({
-    "coin_flip", "countdown", "intermediate_integration", "polynomial_multiplication", "puzzle24",
-    "simple_integration",
+    "countdown", "intermediate_integration", "polynomial_multiplication", "simple_integration",
 })  # fmt: skip
 """Tasks whose rule evaluates an answer as a formula."""
+_SLOW: Final = _FORMULAS | {"rubiks_cube", "rush_hour"}
+"""Tasks whose rule may compute for hours with an answer, such as ``F999999999``."""
+_FLOATS: Final = frozenset({"complex_arithmetic", "number_sorting"})
+"""Tasks whose rule gives NaN a full score."""
+_JUDGE: Final = MathJudge()
 _MAX_CHARS: Final = 20_000
 _MAX_FORMULA_CHARS: Final = 1_000
 _MAX_NODES: Final = 400
@@ -46,10 +56,11 @@ class ReasoningGymEnv(ToolEnv):
     """A task of reasoning-gym (Stojanovski et al., 2025, arXiv 2505.24760) as an environment.
 
     Task: answer a generated question; about a hundred kinds, by `task`: all of the library but
-    ``game_of_life_halting``, whose rule gives any answer a full score. Tools: none, or the
-    ``calculator`` with ``tools=["calculator"]``. Reward terms: ``score`` at the end (outcome), the
-    task's own rule; ``format`` on the way (process). Success is a full score. The episode ends with
-    an answer.
+    ``coin_flip``, ``game_of_life_halting``, ``propositional_logic`` and ``puzzle24``, whose rules
+    give worthless answers a full score. Tools: none, or the ``calculator`` with
+    ``tools=["calculator"]``. Reward terms: ``score`` at the end (outcome), the task's own rule, 0
+    if it takes too long; ``format`` on the way (process). Success is a full score. The episode ends
+    with an answer.
 
     Version history: v0, first version.
     """
@@ -58,7 +69,6 @@ class ReasoningGymEnv(ToolEnv):
     # A mistake costs a turn only: another price could bring a solution below a score near to 1.
     default_rewards = {"score": 1.0}
     term_earnings = {"score": SCORE}
-    computes_only = True
     outcome_terms = frozenset({"score"})
     optional_tool_names = ("calculator",)
     metric_names = ("success", "score", *ToolEnv.metric_names)
@@ -126,8 +136,12 @@ class ReasoningGymEnv(ToolEnv):
         if answer not in self.task.answers and not may_be_scored(self._name, answer):
             self.noted["score"] = 0.0
             return
+        rule, entry = self._dataset.score_answer, self.task.data["entry"]
         try:
-            score = self._dataset.score_answer(answer=answer, entry=self.task.data["entry"])
+            if self._name in _SLOW:
+                score = _JUDGE.score(rule, answer=answer, entry=entry)
+            else:
+                score = rule(answer=answer, entry=entry)
         except Exception:  # noqa: BLE001 - a scorer that fails on a model's answer
             score = 0.0
         self.score = self.noted["score"] = min(1.0, max(0.0, float(score)))
@@ -144,9 +158,11 @@ class ReasoningGymEnv(ToolEnv):
 def may_be_scored(task: str, answer: str) -> bool:
     """Return whether the rule of a task is safe with an answer.
 
-    Nine rules call ``eval``, or SymPy's parser, which does the same, on the answer of a model: it
-    could run any code, or calculate for hours. They get lists of values and small formulas only.
+    Eight rules call ``eval``, or SymPy's parser, which does the same, on the answer of a model: it
+    could run any code. They get lists of values and small formulas only. Two would accept NaN.
     """
+    if task in _FLOATS:
+        return "nan" not in "".join(answer.lower().split())
     if task in _FORMULAS:
         return len(answer) <= _MAX_FORMULA_CHARS and _is_small_formula(answer)
     return task not in _LISTS or (len(answer) <= _MAX_CHARS and _is_literal_or_no_python(answer))
