@@ -1,23 +1,17 @@
 """Environments of other libraries as environments of ours: text in, text out."""
 
-import random
-import threading
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final
-
-import numpy as np
+from typing import Any, ClassVar
 
 from agent_envs.core.messages import Message
+from agent_envs.core.own_random import OwnRandom
 from agent_envs.core.snapshots import RestorableEnv
 from agent_envs.core.spaces import UnicodeText
 from agent_envs.core.tasks import ENDLESS, choose_task
 from agent_envs.core.tool_env import check_turn
-
-_GLOBAL_RANDOM: Final = threading.RLock()
-"""Held while the process's generators are replaced by those of one environment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +45,7 @@ class ForeignEnv(RestorableEnv):
         self._name = name
         self.observation_space = UnicodeText()
         self.action_space = UnicodeText()
-        self._random_states: tuple[Any, Any] | None = None
+        self._random = OwnRandom()
         self._messages: list[Message] = []
         self._return, self._num_turns = 0.0, 0
         self._is_over = True
@@ -104,38 +98,9 @@ class ForeignEnv(RestorableEnv):
         }  # fmt: skip
         return reply.text, reward, reply.terminated, reply.truncated, info
 
-    @contextmanager
-    def _own_random(self, seed: int | None = None) -> Iterator[None]:
-        """Install this environment's generators, seeded if `seed` is given, as the global ones.
-
-        Otherwise its episodes would depend on the other environments of the process. Threads take
-        turns.
-        """
-        if not self.draws_globally:
-            yield
-            return
-        with _GLOBAL_RANDOM:
-            others = _get_states()
-            if seed is not None:
-                random.seed(seed)
-                np.random.seed(seed)  # noqa: NPY002 - the library draws from it
-            elif self._random_states is not None:
-                _set_states(self._random_states)
-            try:
-                yield
-            finally:
-                self._random_states = _get_states()
-                _set_states(others)
+    def _own_random(self, seed: int | None = None) -> AbstractContextManager[None]:
+        return self._random.installed(seed) if self.draws_globally else nullcontext()
 
     def _info(self) -> dict[str, Any]:
         messages = [message.copy() for message in self._messages]
         return {"messages": messages, "tools": [], "task_id": f"{self._name}-{self._task}"}
-
-
-def _get_states() -> tuple[Any, Any]:
-    return random.getstate(), np.random.get_state()  # noqa: NPY002 - as above
-
-
-def _set_states(states: tuple[Any, Any]) -> None:
-    random.setstate(states[0])
-    np.random.set_state(states[1])  # noqa: NPY002 - as above

@@ -2,13 +2,13 @@
 
 import ast
 import dataclasses
-import random
 from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
 
 from agent_envs.core.lookup import lookup, require_extra
+from agent_envs.core.own_random import OwnRandom
 from agent_envs.core.rewards import SCORE, format_term, noted_terms
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool_env import ENDLESS, ToolEnv
@@ -111,16 +111,12 @@ class ReasoningGymEnv(ToolEnv):
 
     def get_task(self, index: int) -> Task:
         seed = int(np.random.default_rng([self._config.seed, index]).integers(ENDLESS))
-        state = random.getstate()  # some tasks draw from the shared generator
-        try:
-            random.seed(seed)
+        with OwnRandom().installed(seed):  # some tasks draw from the global generators
             if self._name in _EAGER:
                 dataset = self._build(dataclasses.replace(self._config, seed=seed))
                 entry = dict(dataset[seed % _EAGER_SIZE])
             else:
                 entry = self._dataset[seed]
-        finally:
-            random.setstate(state)
         answer = entry["answer"]
         return Task(
             id=f"{self._name}-{self._split}-{index}",

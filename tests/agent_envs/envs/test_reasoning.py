@@ -1,6 +1,7 @@
 import random
 
 import gymnasium as gym
+import numpy as np
 import pytest
 
 from agent_envs import ConfigurationError, UnknownNameError
@@ -33,6 +34,15 @@ def test_a_seed_gives_the_same_task_and_leaves_pythons_generator_alone():
     random.seed(1)
     assert question() == question() != question("test")
     assert random.random() == expected
+
+
+def test_threads_draw_the_tasks_of_single_environments_and_leave_numpys_generator_alone():
+    single = [gym.make(ID, task="pool_matrix").reset(seed=i)[0] for i in range(16)]
+    state = np.random.get_state()[1].tolist()  # noqa: NPY002
+    envs = gym.make_vec(ID, num_envs=16, task="pool_matrix")
+    for _ in range(8):
+        assert list(envs.reset(seed=0)[0]) == single
+    assert np.random.get_state()[1].tolist() == state  # noqa: NPY002
 
 
 def test_unknown_arguments_are_refused():
