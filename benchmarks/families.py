@@ -13,12 +13,14 @@ from typing import Any, Final, NamedTuple
 
 from transformers.hf_argparser import HfArg
 
+from agent_envs.core.command_line import check_range
 from agent_envs.core.lookup import lookup
+from agent_envs.errors import ConfigurationError
 from agent_leaderboard.report.visible_text import markdown_table
 from agent_trainers import TINY_POLICY
 from agent_trainers.cli.arguments import parse, run_command
 from agent_trainers.cli.output_folder import RESULTS_FILE
-from benchmarks.grid import Grid, Result
+from benchmarks.grid import CommandFailedError, Grid, Result
 from benchmarks.papers_table import run_facts, write_page
 from benchmarks.small_worlds import write_programs
 
@@ -26,6 +28,8 @@ PROGRAM: Final = "python -m benchmarks.families"
 TEST: Final = {"split": "test"}
 START: Final = 0.3
 """Success at most of the warm start."""
+MAX_TASKS: Final = 200
+"""Test tasks of the smallest family."""
 _TIMES: Final = ("before", "after")
 WORLDS: Final = "benchmarks.small_worlds:Benchmarks"
 
@@ -74,6 +78,12 @@ class FamiliesArguments:
     work: str = HfArg(default="runs/families", help="Folder of the runs.")
     output: str = HfArg(default="benchmarks/results", help="Folder of the page.")
 
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        check_range(self, "at least 1", "jobs")
+        if not 2 <= self.num_tasks <= MAX_TASKS:
+            raise ConfigurationError(f"--num_tasks must be in [2, {MAX_TASKS}].")
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
@@ -89,11 +99,15 @@ def _run(arguments: list[str]) -> None:
         for split, count in (("train", 2000), ("test", options.num_tasks)):
             write_programs(grid.work / f"{split}.jsonl", split, count)
         cells = {name: json.loads(json.dumps(family)) for name, family in FAMILIES.items()}
-        grid.run(
-            {name: cells[name] for name in families},
-            lambda name, _: train(grid, name, families[name], options),
-            jobs=options.jobs,
-        )
+        failed: CommandFailedError | None = None
+        try:
+            grid.run(
+                {name: cells[name] for name in families},
+                lambda name, _: train(grid, name, families[name], options),
+                jobs=options.jobs,
+            )
+        except CommandFailedError as error:
+            failed = error
         stored = grid.stored()
     results = {n: stored[n]["result"] for n in cells if stored.get(n, {}).get("spec") == cells[n]}
     facts = run_facts(PROGRAM, arguments, options, [*results.values()])
@@ -108,6 +122,8 @@ def _run(arguments: list[str]) -> None:
         options.output, "families", {"results": results, **facts}, f"{head}{note}\n\n{table}\n"
     )
     draw(Path(options.output) / "families.png", results)
+    if failed is not None:
+        raise failed
 
 
 def train(grid: Grid, name: str, family: Family, options: FamiliesArguments) -> Result:

@@ -86,7 +86,12 @@ class LearningRun:
     until: float | None = None
     """Success at which training ends before its budget is spent."""
     window: int = 1
-    """Last episodes whose success counts for `until`, in whole batches, at least one."""
+    """Last episodes whose success counts for `until`; see `window_batches`."""
+
+    @property
+    def window_batches(self) -> int:
+        """Whole batches in the window, at least one."""
+        return max(1, self.window // self.num_episodes)
 
 
 class EnvironmentStepBudget(TrainerCallback):  # type: ignore[misc]
@@ -221,14 +226,20 @@ def run(spec: LearningRun, folder: Path) -> dict[str, Any]:
 
 def check_seeds(seeds: Sequence[int], tuning_seeds: Sequence[int]) -> None:
     """Raise a `ConfigurationError` if seeds are used twice, or are too many for the test."""
-    if not seeds or len(set(seeds)) < len(seeds):
-        raise ConfigurationError(f"--seeds: give at least one, and each once, not {list(seeds)}.")
+    check_distinct("seeds", seeds)
+    check_distinct("tuning_seeds", tuning_seeds)
     if shared := set(seeds) & set(tuning_seeds):
         raise ConfigurationError(f"--seeds: {sorted(shared)} are those that choose learning rates.")
     if len(seeds) > MAX_EXACT_PERMUTATION:
         raise ConfigurationError(
             f"--seeds: the exact test takes at most {MAX_EXACT_PERMUTATION} seeds."
         )
+
+
+def check_distinct(option: str, values: Sequence[float]) -> None:
+    """Raise a `ConfigurationError` if an option has no value, or one twice."""
+    if not values or len(set(values)) < len(values):
+        raise ConfigurationError(f"--{option}: give at least one, and each once: {list(values)}.")
 
 
 def train_options(
@@ -294,8 +305,7 @@ def prepare(
     if counter is not None:
         counter.attach(trainer)
         last_batch = counter.last_batch
-    num_batches = max(1, spec.window // spec.num_episodes)
-    budget = EnvironmentStepBudget(spec.budget, last_batch, spec.until, num_batches)
+    budget = EnvironmentStepBudget(spec.budget, last_batch, spec.until, spec.window_batches)
     trainer.add_callback(budget)
     return trainer, budget
 

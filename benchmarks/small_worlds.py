@@ -26,6 +26,7 @@ _THINGS: Final = (
 _OPTIONS: Final = {"size": ("small", "medium", "large"), "finish": ("matte", "glossy")}
 _NUM_TEST_GOALS: Final = 200
 _NUM_TEST_PROGRAMS: Final = 200
+_NUM_TEST_WISHES: Final = 200
 _DAYS: Final = "monday tuesday wednesday thursday friday saturday sunday".split()
 _TIMES: Final = "noon five six seven eight nine".split()
 
@@ -33,7 +34,8 @@ _TIMES: Final = "noon five six seven eight nine".split()
 def write_programs(path: Path, split: str, count: int) -> None:
     """Write rows of MBPP's form; only the tests tell which of four operations is meant.
 
-    The splits share no question: each has names and numbers that the other does not combine.
+    The splits share no question: each has names and numbers that the other does not combine. The
+    first 200 of the test differ.
     """
     pairs = [(name, n) for name in _FUNCTIONS for n in range(2, 100)]
     order = np.random.default_rng(0).permutation(len(pairs))
@@ -41,7 +43,7 @@ def write_programs(path: Path, split: str, count: int) -> None:
     rng = np.random.default_rng(_SPLITS.index(split))
     rows = []
     for number in range(count):
-        name, n = pairs[rng.choice(own)]
+        name, n = pairs[own[number % len(own)] if split == "test" else rng.choice(own)]
         program = str(rng.choice(_OPERATIONS)).format(n=n)
         values = [int(x) for x in rng.choice(np.arange(2, 100), 4, replace=False)]
         rows.append({
@@ -149,11 +151,16 @@ class BookingEnv(ToolEnv):
         super().__init__(default_tools=[Tool(self.book, timeout=None)], **shared)
 
     def get_task(self, index: int) -> Task:
-        """Draw the wishes."""
+        """Return a wish of the split, and draw the day that the guest names first."""
+        shape = (len(_DAYS), len(_TIMES), 8)
+        order = np.random.default_rng(0).permutation(np.prod(shape))
+        is_test = self._split == _SPLITS.index("test")
+        own = order[:_NUM_TEST_WISHES] if is_test else order[_NUM_TEST_WISHES:]
+        day, time, people = (int(i) for i in np.unravel_index(own[index % len(own)], shape))
+        wish = {"day": _DAYS[day], "time": _TIMES[time], "people": 2 + people}
         rng = np.random.default_rng([self._split, index])
-        first, day = rng.choice(_DAYS, 2, replace=False).tolist()
-        wish = {"day": day, "time": str(rng.choice(_TIMES)), "people": int(rng.integers(2, 10))}
-        first = first if rng.random() < 0.5 else day
+        others = [name for name in _DAYS if name != wish["day"]]
+        first = str(rng.choice(others)) if rng.random() < 0.5 else wish["day"]
         return Task(
             id=f"table-{self._split}-{index}", question="Hello, I need a table.", answers=(),
             data={"wish": wish, "first_day": first},

@@ -28,7 +28,7 @@ from benchmarks.credit.regimes_report import (
     regime_section,
 )
 from benchmarks.grid import Cells, Result, running_cells
-from benchmarks.learning_run import MULTI_HOP, LearningRun, check_seeds
+from benchmarks.learning_run import MULTI_HOP, LearningRun, check_distinct, check_seeds
 from benchmarks.papers_table import POWER, run_facts, write_page
 
 PROGRAM: Final = "python -m benchmarks.sparse"
@@ -80,6 +80,7 @@ class SparseArguments:
         """Check the options."""
         check_range(self, "at least 1", "jobs", "budget")
         check_seeds(self.seeds, self.tuning_seeds)
+        check_distinct("learning_rates", self.learning_rates)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

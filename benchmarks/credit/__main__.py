@@ -18,7 +18,7 @@ from transformers.hf_argparser import HfArg
 
 from agent_envs.core.command_line import check_range
 from agent_envs.core.lookup import lookup
-from agent_envs.errors import DataError
+from agent_envs.errors import ConfigurationError, DataError
 from agent_trainers.cli.arguments import parse, run_command
 from agent_trainers.cli.environments import add_working_directory
 from benchmarks.credit.report import write_report
@@ -145,6 +145,12 @@ def _run(arguments: list[str]) -> None:
     facts["wanted"] = [tuple(cell) for cell in cells.values()]
     settings = {n: value for n, value in asdict(options).items() if n not in _MAY_CHANGE}
     with Grid(options.work, settings) as grid:
+        for key in grid.stored():
+            if not (path := grid.work / f"{key}.jsonl.gz").exists():
+                raise ConfigurationError(
+                    f"{path} is missing, although results.jsonl lists it as measured. Restore it, "
+                    "or choose another --work."
+                )
 
         def report() -> str:
             paths = [f"{grid.work / c.key}.jsonl.gz" for c in cells.values()]

@@ -31,7 +31,13 @@ from benchmarks.credit.regimes_report import (
     regime_section,
 )
 from benchmarks.grid import Cells, Result, running_cells
-from benchmarks.learning_run import LONG_HORIZON, MULTI_HOP, LearningRun, check_seeds
+from benchmarks.learning_run import (
+    LONG_HORIZON,
+    MULTI_HOP,
+    LearningRun,
+    check_distinct,
+    check_seeds,
+)
 from benchmarks.papers_table import POWER, run_facts, write_page
 
 PROGRAM: Final = "python -m benchmarks.credit.regimes"
@@ -132,6 +138,8 @@ class RegimesArguments:
             lookup(REGIMES, name, kind="regime")
         check_range(self, "at least 1", "jobs")
         check_seeds(self.seeds, self.tuning_seeds)
+        check_distinct("starts", self.starts)
+        check_distinct("learning_rates", self.learning_rates)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -272,8 +280,8 @@ def _method(options: RegimesArguments, facts: Mapping[str, Any]) -> str:
         "CPU hours. " + ", ".join(f"{n} {v}" for n, v in facts["versions"].items()) + ".",
         "Environment steps until the mean success of the last training episodes ("
         + ", ".join(f"{name}: {REGIMES[name].window}" for name in options.regimes)
-        + f"; in whole batches) reaches 50 %, over {len(options.seeds)} seeds and {len(options.starts)} "
-        f"start policies. Branches count, except those of *{ORACLE}*: `vine` with "
+        + f"; in whole batches) reaches 50 %, over {len(options.seeds)} seeds and "
+        f"{len(options.starts)} start policies. Branches count, except those of *{ORACLE}*: `vine` with "
         f"{ORACLE_BRANCHES:g} branch steps per step, near-true advantages. A run that never gets "
         "there counts with its whole budget, so means are lower bounds where *never* is above 0; "
         "the others end there. Ratio level and loss denominator are the token, advantages are "

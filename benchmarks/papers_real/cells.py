@@ -22,6 +22,7 @@ from agent_trainers.small_models import SMALL_MODELS, prepare
 from agent_trainers.trainers.config import fast_precision, has_critic
 from agent_trainers.trajectory import Trajectory, load_trajectories
 from benchmarks.grid import CommandFailedError, Grid, Result, read_json
+from benchmarks.learning_run import check_distinct
 from benchmarks.papers_real.questions import TEST_SETS, TRAIN_ENV, QuestionArguments
 
 ENVIRONMENT: Final[Mapping[str, Any]] = {
@@ -163,8 +164,7 @@ class PapersRealArguments(QuestionArguments):
         super().__post_init__()
         names = ("budget", "num_demonstrations", "num_tried", "batch_size", "jobs")
         check_range(self, "at least 1", *names)
-        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            raise ConfigurationError(f"--seeds: give at least one, and each once: {self.seeds}")
+        check_distinct("seeds", self.seeds)
         if self.dtype == "auto":
             is_fast = torch.accelerator.is_available() or fast_precision()
             self.dtype = "bfloat16" if is_fast else "float32"

@@ -166,6 +166,10 @@ def test_a_stopped_command_resumes_and_names_what_is_not_run(tmp_path, monkeypat
     with pytest.raises(SystemExit):
         credit.main([*arguments, "--num_tasks", "3"])
     assert "other settings" in capsys.readouterr().err
+    next((tmp_path / "work").rglob("*.jsonl.gz")).unlink()
+    with pytest.raises(SystemExit):
+        credit.main(arguments)
+    assert "is missing, although results.jsonl lists it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

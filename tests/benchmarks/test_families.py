@@ -9,7 +9,7 @@ import pytest
 from agent_envs.data.files import write_json
 from benchmarks import families
 from benchmarks.families import FAMILIES
-from benchmarks.grid import Grid
+from benchmarks.grid import CommandFailedError, Grid
 from benchmarks.small_worlds import write_programs
 
 
@@ -47,7 +47,8 @@ def test_splits_share_no_question_and_no_wish(name):
         found = set()
         for task in range(count):
             question, _ = env.reset(options={"task": task})
-            found.add(question if name == "web" else env.unwrapped.task.id)
+            wish = env.unwrapped.task.data.get("wish")
+            found.add(question if name == "web" else tuple(wish.values()))
         asked.append(found)
     assert asked[0].isdisjoint(asked[1])
     assert len(asked[1]) == 200
@@ -96,6 +97,11 @@ def test_the_command_trains_each_family_once_and_resumes(tmp_path, monkeypatch, 
         write_json(output / "results.json", {**before, **after, "env": "x"})
         return 1.0
 
+    def command_or_failure(self, command_, folder):
+        if folder.name == "web":
+            raise CommandFailedError("agent-r1-train exited with 1")
+        return command(self, command_, folder)
+
     monkeypatch.setattr(Grid, "command", command)
     arguments = ["--families", "users", "--work", str(tmp_path / "work")]
     for _ in range(2):
@@ -105,6 +111,13 @@ def test_the_command_trains_each_family_once_and_resumes(tmp_path, monkeypatch, 
     written = json.loads((tmp_path / "families.json").read_text(encoding="utf-8"))
     assert written["results"]["users"]["success_after"] == 0.75
     assert (tmp_path / "families.png").read_bytes().startswith(b"\x89PNG")
+    monkeypatch.setattr(Grid, "command", command_or_failure)
+    more = ["--families", "web", "users", "--work", str(tmp_path / "work")]
+    with pytest.raises(SystemExit):
+        families.main([*more, "--output", str(tmp_path / "other")])
+    printed = capsys.readouterr()
+    assert "failed cells: web" in printed.err
+    assert "| 75.0 [70.0, 80.0] |" in printed.out  # the others have a page
 
 
 def test_no_question_of_the_programs_is_in_both_splits(tmp_path):
@@ -113,7 +126,7 @@ def test_no_question_of_the_programs_is_in_both_splits(tmp_path):
         write_programs(tmp_path / split, split, count)
         rows = map(json.loads, (tmp_path / split).read_text(encoding="utf-8").splitlines())
         questions[split] = {row["text"].partition("(x)")[0] + row["text"][-4:] for row in rows}
-    assert len(questions["test"]) > 50
+    assert len(questions["test"]) == 200
     assert not questions["test"] & questions["train"]
 
 
@@ -121,4 +134,6 @@ def test_an_unknown_family_is_refused_before_anything_is_computed(tmp_path, caps
     with pytest.raises(SystemExit, match="2"):
         families.main(["--families", "tool", "--work", str(tmp_path / "work")])
     assert "Did you mean 'tools'" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        families.main(["--num_tasks", "1", "--work", str(tmp_path / "work")])
     assert not (tmp_path / "work").exists()

@@ -15,6 +15,7 @@ from benchmarks.credit.regimes import (
     start_cells,
 )
 from benchmarks.credit.regimes_report import compare, predictions, regime_section
+from benchmarks.learning_run import LearningRun
 
 
 def rows(*steps):
@@ -54,6 +55,9 @@ def test_arms_differ_in_credit_alone():
         "method", "options", "are_branches_free",
     }  # fmt: skip
     assert oracle["options"][: len(grpo["options"])] == grpo["options"]
+    # smaller batches give no stricter rule: 1 of 24 and 5 of 24, not 2 and 6
+    for name, count in (("branch/grpo", 1), ("branch/vine", 1), ("bifurcation/vine", 5)):
+        assert LearningRun(**runs[name]).window_batches == count
 
 
 @pytest.mark.parametrize(
@@ -62,6 +66,9 @@ def test_arms_differ_in_credit_alone():
         ({"regimes": ["stpe"]}, UnknownNameError),
         ({"seeds": [1, 101]}, ConfigurationError),
         ({"seeds": list(range(17))}, ConfigurationError),
+        ({"tuning_seeds": []}, ConfigurationError),
+        ({"starts": [1, 1]}, ConfigurationError),
+        ({"learning_rates": []}, ConfigurationError),
     ],
 )
 def test_impossible_options_are_refused(options, error):
