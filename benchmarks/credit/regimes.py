@@ -281,7 +281,8 @@ def _method(options: RegimesArguments, facts: Mapping[str, Any]) -> str:
         "Environment steps until the mean success of the last training episodes ("
         + ", ".join(f"{name}: {REGIMES[name].window}" for name in options.regimes)
         + f"; in whole batches) reaches 50 %, over {len(options.seeds)} seeds and "
-        f"{len(options.starts)} start policies. Branches count, except those of *{ORACLE}*: `vine` with "
+        f"{len(options.starts)} start policies. "
+        f"Branches count, except those of *{ORACLE}*: `vine` with "
         f"{ORACLE_BRANCHES:g} branch steps per step, near-true advantages. A run that never gets "
         "there counts with its whole budget, so means are lower bounds where *never* is above 0; "
         "the others end there. Ratio level and loss denominator are the token, advantages are "
