@@ -99,27 +99,27 @@ class Tool:
         """
         self.function = function
         self.name = name or function.__name__
-        documentation = docstring_parser.parse(inspect.getdoc(function) or "")
-        self.description = description or (documentation.description or "").strip()
+        self.description = description or (_documentation(function).description or "").strip()
         if not self.description:
             raise ConfigurationError(f"Tool {self.name!r} has no docstring and no description=.")
         self.timeout = timeout
         self.max_result_chars = max_result_chars
         self.stateful = stateful
-        texts = {p.arg_name: p.description or "" for p in documentation.params}
-        self._arguments = _arguments_model(self.name, function, texts)
         self.parameters: dict[str, Any] = _strip_titles(self._arguments.model_json_schema())
 
+    @functools.cached_property
+    def _arguments(self) -> type[pydantic.BaseModel]:
+        return _arguments_model(self.name, self.function)
+
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle by name, or else by the constructor's arguments."""
+        """Pickle and copy by name, or else by the attributes that can be pickled."""
         function: Any = inspect.unwrap(self.function)
         path = f"{function.__module__}:{getattr(function, '__qualname__', '')}"
         with contextlib.suppress(ImportError, AttributeError, ValueError):
             if pkgutil.resolve_name(path) is self:  # decorated in place
                 return pkgutil.resolve_name, (path,)
-        names = ("name", "description", "timeout", "max_result_chars", "stateful")
-        again = functools.partial(Tool, **{name: getattr(self, name) for name in names})
-        return again, (self.function,)
+        attributes = {name: value for name, value in vars(self).items() if name != "_arguments"}
+        return object.__new__, (type(self),), attributes
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -135,7 +135,7 @@ class Tool:
 
     def renamed(self, name: str) -> Self:
         """Return the same tool under another name."""
-        tool = object.__new__(type(self))  # a copy would be made as a pickle is, from the start
+        tool = object.__new__(type(self))  # a copy may be the same object, as a pickle is
         vars(tool).update(vars(self), name=name)
         return tool
 
@@ -204,9 +204,6 @@ class SchemaTool(Tool):
     def __call__(self, /, **arguments: Any) -> ToolResult:
         """Raise an error."""
         raise NotImplementedError(f"{self.name!r} does not run here: env.step(write_call(...)).")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return SchemaTool, (self.name, self.description, self.parameters)
 
 
 class ForeignTool(Tool):
@@ -277,9 +274,12 @@ def tool(
     return lambda decorated: Tool(decorated, **options)
 
 
-def _arguments_model(
-    name: str, function: Callable[..., Any], texts: Mapping[str, str]
-) -> type[pydantic.BaseModel]:
+def _documentation(function: Callable[..., Any]) -> docstring_parser.Docstring:
+    return docstring_parser.parse(inspect.getdoc(function) or "")
+
+
+def _arguments_model(name: str, function: Callable[..., Any]) -> type[pydantic.BaseModel]:
+    texts = {p.arg_name: p.description or "" for p in _documentation(function).params}
     hints = typing.get_type_hints(function, include_extras=True)
     fields: dict[str, Any] = {}
     for parameter in inspect.signature(function).parameters.values():

@@ -1,7 +1,7 @@
 """The search tool."""
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from agent_envs.core.tool import Tool, ToolResult
 from agent_envs.retrieval import Hit, Passage, Retriever
@@ -31,17 +31,29 @@ def make_search_tool(
             thread.
         stateful: Whether `show` changes state; see `Tool`.
     """
+    return _SearchTool(retriever, top_k, show, timeout=timeout, stateful=stateful)
 
-    def search(query: str) -> ToolResult:
+
+class _SearchTool(Tool):
+    """A search engine with its settings, which a copy of its environment copies as well."""
+
+    def __init__(
+        self, retriever: Retriever, top_k: int, show: ShowPassage | None, **options: Any
+    ) -> None:
+        self._retriever, self._top_k, self._show = retriever, top_k, show
+        super().__init__(self.search, **options)
+
+    def search(self, query: str) -> ToolResult:
         """Search the passages for a query.
 
         Args:
             query: What to look for.
         """
-        hits = retriever.search(query[:MAX_QUERY_CHARS], top_k)
-        return ToolResult(format_hits(hits, show) or NO_HIT_TEXT, data=hits)
+        hits = self._retriever.search(query[:MAX_QUERY_CHARS], self._top_k)
+        return ToolResult(format_hits(hits, self._show) or NO_HIT_TEXT, data=hits)
 
-    return Tool(search, timeout=timeout, stateful=stateful)
+    def has_state_outside(self, env: object) -> bool:
+        return self.stateful
 
 
 def format_hits(hits: Sequence[Hit], show: ShowPassage | None = None) -> str:

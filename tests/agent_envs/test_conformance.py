@@ -1,3 +1,4 @@
+import copy
 import dataclasses
 import math
 import os
@@ -17,7 +18,7 @@ from agent_envs import Task, Tool, ToolEnv
 from agent_envs.errors import AgentEnvsError
 from agent_envs.testing import ConformanceError, check, run_checks
 from agent_envs.testing.checks import CHECKS
-from agent_envs.testing.episodes import TextEnv
+from agent_envs.testing.episodes import TextEnv, reference_actions, tool_calls
 
 WITHOUT_ANSWERS = (
     "AgentR1/AdversarialEdits-v0", "AgentR1/SyntheticMarket-v0", "AgentR1/Tau2Retail-v0",
@@ -31,6 +32,22 @@ def test_every_environment_conforms(example):
     results = check(env_id, kwargs=kwargs, episodes=1)
     skipped = {"answers"} if env_id in WITHOUT_ANSWERS else set()
     assert {result.name for result in results if result.status == "ok"} == CHECKS.keys() - skipped
+
+
+def test_a_copy_continues_as_the_original_would(example):
+    env_id, kwargs = example
+    with gym.make(env_id, **kwargs) as env, gym.make(env_id, **kwargs) as same:
+        for each in (env, same):
+            each.reset(seed=1)
+        copied = copy.deepcopy(env)
+        env.reset(seed=2)
+        for action in (reference_actions(env) or tool_calls(env))[:1]:
+            env.step(action)
+        for action in [*tool_calls(same), *reference_actions(same)]:
+            outcome = same.step(action)
+            assert copied.step(action) == outcome
+            if outcome[2] or outcome[3]:
+                break
 
 
 class Echo(TextEnv):

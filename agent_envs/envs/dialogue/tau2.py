@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Self
 
 from agent_envs.core.async_bridge import resolve
 from agent_envs.core.lookup import lookup, require_extra
@@ -242,6 +242,10 @@ class _Domain:
     splits: Mapping[str, Sequence[str]]
     policy: str
     database: Mapping[str, Mapping[str, Any]]
+
+    def __deepcopy__(self, memo: object) -> Self:
+        """Return the same: no episode changes it, and a module cannot be copied."""
+        return self
 
     def make_tools(self, run: Callable[..., ToolResult]) -> Iterator[ForeignTool]:
         for listed in self.server._list_tools():
