@@ -143,6 +143,11 @@ def check_appends(id: str, env: gym.Env[Any, Any], library: str) -> None:
             f"{id} asks several questions in separate conversations, but the conversation in "
             f"{library}'s loop only grows. Pass questions=1, or use StepGRPOTrainer."
         )
+    if not getattr(env.unwrapped, "only_appends", True):
+        raise ConfigurationError(
+            f"{id} has several conversations in turns, but the conversation in {library}'s loop "
+            "only grows. Use StepGRPOTrainer."
+        )
 
 
 def draw_tasks(

@@ -63,6 +63,8 @@ class TaskFamily(RestorableEnv):
     computes_only: ClassVar[bool] = False
     """Whether a step of the family never waits for other processes; not inherited by classes
     outside this package."""
+    only_appends: ClassVar[bool] = True
+    """Whether an episode is one conversation, or one per question, that only grows."""
     num_turns: int
     """Turns of this episode."""
     num_tool_calls: int

@@ -57,6 +57,7 @@ class ClaimReviewEnv(ClaimVerificationEnv):
         **{name: change_of(name) for name in ("exact_match", "f1", "citation_f1", "joint_em")},
         **noted_terms("review"),
     }  # fmt: skip
+    only_appends = False
     outcome_terms = ClaimVerificationEnv.outcome_terms - {"format_and_answer"}
     default_rewards = {**ClaimVerificationEnv.default_rewards, "review": 0.1}
     metric_names = (

@@ -3,6 +3,8 @@
 import gymnasium as gym
 import pytest
 
+from agent_envs.adapters.own_episode import OwnEpisode
+from agent_envs.adapters.trl import environment_factory
 from agent_envs.envs.qa.claim_review import ACCEPT, CRITIC_PROMPT, REJECTED_TEXT, UNSEEN_TEXT
 from agent_envs.errors import ConfigurationError
 from tests.agent_envs.envs.playing import answer, call, solve
@@ -125,3 +127,11 @@ def test_an_episode_continues_from_a_snapshot_in_the_critics_turn(env, data_file
 def test_without_reviews_it_is_another_environment(data_files):
     with pytest.raises(ConfigurationError, match=r"at least 1, not 0.*ClaimVerification-v0"):
         gym.make(CLAIM_REVIEW, data=data_files[CLAIM_REVIEW], reviews=0)
+
+
+def test_loops_that_only_append_refuse_the_critics_conversation(data_files):
+    kwargs = {"data": data_files[CLAIM_REVIEW]}
+    with pytest.raises(ConfigurationError, match="several conversations"):
+        OwnEpisode(CLAIM_REVIEW, kwargs, only_text_in="GEM")
+    with pytest.raises(ConfigurationError, match="several conversations"):
+        environment_factory(CLAIM_REVIEW, **kwargs)
