@@ -71,11 +71,13 @@ def _read_facts(row: Mapping[str, Any], index: int, *, separator: str) -> QARow:
 def _read_musique(
     row: Mapping[str, Any], index: int, *, keep_unanswerable: bool = False
 ) -> QARow | None:
-    is_answerable = bool(row.get("answerable", True))
+    is_answerable = row.get("answerable", True)
+    if not isinstance(is_answerable, bool):
+        raise DataError(f"field 'answerable' must be true or false, not {is_answerable!r}.")
     if not is_answerable and not keep_unanswerable:
         return None
     pages = _nested(row, "paragraphs", _paragraphs)
-    aliases = _nested(row, "answer_aliases", _strings) if row.get("answer_aliases") else ()
+    aliases = _nested(row, "answer_aliases", _answers) if row.get("answer_aliases") else ()
     gold = [(page.title, page.passage.text) for page, is_supporting in pages if is_supporting]
     answers = [text_field(row, "answer"), *aliases] if is_answerable else [UNANSWERABLE]
     task = _task(row, index, answers, gold=tuple(dict.fromkeys(gold)))
@@ -146,10 +148,17 @@ def _golden_answers(row: Mapping[str, Any]) -> tuple[str, ...]:
     if answers is None:  # Search-R1's processed form
         with contextlib.suppress(KeyError, TypeError):
             answers = row["reward_model"]["ground_truth"]["target"]
-    answers = [answers] if isinstance(answers, str) else map(str, answers or ())
-    if not (known := tuple(answer for answer in answers if answer.strip())):
+    try:
+        known = _answers([answers] if isinstance(answers, str) else answers or ())
+    except TypeError as error:
+        raise DataError(f"field 'golden_answers' is malformed ({error}).") from None
+    if not known:
         raise DataError("field 'golden_answers' has no answer.")
     return known
+
+
+def _answers(values: Any) -> tuple[str, ...]:
+    return tuple(answer for answer in _strings(values) if answer.strip())
 
 
 def _nested(row: Mapping[str, Any], name: str, read: Callable[[Any], Value]) -> Value:
@@ -166,13 +175,13 @@ def _pages(context: Any, separator: str) -> tuple[Page, ...]:
     if isinstance(context, Mapping):
         sentences = context["sentences"] if "sentences" in context else context["content"]
         context = zip(context["title"], sentences, strict=True)
-    return tuple(Page(str(title), _strings(lines), separator) for title, lines in context)
+    return tuple(Page(_text(title), _strings(lines), separator) for title, lines in context)
 
 
 def _facts(facts: Any) -> list[tuple[str, int]]:
     if isinstance(facts, Mapping):
         facts = zip(facts["title"], facts["sent_id"], strict=True)
-    return [(str(title), int(sentence)) for title, sentence in facts]
+    return [(_text(title), int(str(sentence))) for title, sentence in facts]  # not 0.9
 
 
 def _triples(evidences: Any) -> tuple[tuple[str, str, str], ...]:
@@ -180,10 +189,22 @@ def _triples(evidences: Any) -> tuple[tuple[str, str, str], ...]:
 
 
 def _paragraphs(paragraphs: Any) -> list[tuple[Page, bool]]:
-    return [(Page(p["title"], (p["paragraph_text"],)), p["is_supporting"]) for p in paragraphs]
+    if any(not isinstance(paragraph["is_supporting"], bool) for paragraph in paragraphs):
+        raise TypeError("'is_supporting' must be true or false")
+    return [
+        (Page(_text(p["title"]), (_text(p["paragraph_text"]),)), p["is_supporting"])
+        for p in paragraphs
+    ]
 
 
 def _strings(values: Any) -> tuple[str, ...]:
-    if isinstance(values, str):
-        raise TypeError("must be a list of strings, not a string")
-    return tuple(map(str, values))
+    if isinstance(values, str | Mapping):
+        raise TypeError(f"must be a list of strings, not {values!r}")
+    return tuple(map(_text, values))
+
+
+def _text(value: Any) -> str:
+    """Return a string, or a number as a string."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise TypeError(f"must be a string, not {value!r}")
+    return str(value)

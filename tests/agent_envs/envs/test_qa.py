@@ -15,6 +15,7 @@ from tests.example_rows import (
     HUMANEVAL_ROWS,
     MATH_ROWS,
     MBPP_ROWS,
+    MUSIQUE_ROWS,
     SEARCH_R1_ROWS,
     TWO_WIKI_ROWS,
 )
@@ -22,6 +23,7 @@ from tests.example_rows import (
 HOTPOT = "AgentR1/HotpotQA-v0"
 TWO_WIKI = "AgentR1/2WikiMultihopQA-v0"
 MUSIQUE = "AgentR1/MuSiQue-v0"
+PARAGRAPH = MUSIQUE_ROWS[0]["paragraphs"][0]
 SEARCH_R1 = {
     "nq": "AgentR1/NaturalQuestions-v0", "triviaqa": "AgentR1/TriviaQA-v0",
     "popqa": "AgentR1/PopQA-v0",
@@ -126,7 +128,29 @@ def test_every_form_of_the_data_gives_the_same_tasks(data_files, tmp_path, env_i
         (HOTPOT, HOTPOT_ROWS[1], {"question": " "}, "'question' must be a non-empty string"),
         (HOTPOT, HOTPOT_ROWS[1], {"supporting_facts": 3}, "'supporting_facts' is malformed"),
         (TWO_WIKI, TWO_WIKI_ROWS[0], {"context": [["Iron River", "no list"]]}, "'context' is"),
+        (HOTPOT, HOTPOT_ROWS[1], {"supporting_facts": [["Oslo", 0.9]]}, "'supporting_facts' is"),
+        (MUSIQUE, MUSIQUE_ROWS[0], {"paragraphs": [PARAGRAPH | {"title": None}]}, "'paragraphs'"),
+        (
+            MUSIQUE,
+            MUSIQUE_ROWS[0],
+            {"paragraphs": [PARAGRAPH | {"paragraph_text": ["a"]}]},
+            "'paragraphs' is malformed",
+        ),
+        (
+            MUSIQUE,
+            MUSIQUE_ROWS[0],
+            {"paragraphs": [PARAGRAPH | {"is_supporting": "no"}]},
+            "'is_supporting' must be",
+        ),
+        (MUSIQUE, MUSIQUE_ROWS[0], {"answer_aliases": [None]}, "'answer_aliases' is malformed"),
+        (MUSIQUE, MUSIQUE_ROWS[0], {"answerable": "false"}, "'answerable' must be true or false"),
         (SEARCH_R1["nq"], SEARCH_R1_ROWS[0], {"golden_answers": None}, "field 'golden_answers'"),
+        (
+            SEARCH_R1["nq"],
+            SEARCH_R1_ROWS[0],
+            {"golden_answers": ["Ada", None]},
+            "'golden_answers' is malformed",
+        ),
         ("AgentR1/GSM8K-v0", GSM8K_ROWS[0], {"answer": "27."}, "field 'answer' must end with"),
         ("AgentR1/MATH-v0", MATH_ROWS[0], {"solution": "no box", "answer": None}, "no answer"),
         ("AgentR1/MBPP-v0", MBPP_ROWS[0], {"test_list": []}, "field 'test_list'"),
@@ -140,6 +164,13 @@ def test_a_malformed_row_is_an_error_with_file_row_and_field(
     with pytest.raises(DataError, match=f"row 2: .*{message}") as error:
         gym.make(env_id, data=path)
     assert path in str(error.value)
+
+
+def test_an_empty_alias_is_no_answer(tmp_path):
+    row = MUSIQUE_ROWS[0] | {"answer_aliases": ["", "M. Lund"]}
+    env = gym.make(MUSIQUE, data=write(tmp_path / "rows.jsonl", [row]))
+    env.reset(seed=0)
+    assert env.unwrapped.task.answers == ("Mira Lund", "M. Lund")
 
 
 def test_a_missing_source_is_an_error_that_names_it(monkeypatch):
