@@ -41,7 +41,7 @@ class PageReader:
         Args:
             title: The page's title, as a search shows it.
         """
-        known = self._by_folded_title.get(folded(title))
+        known = title if title in self._pages else self._by_folded_title.get(folded(title))
         if known is None:
             raise ToolError(f"There is no page {quoted(title)}.{self._suggestions(title)}")
         pages = self._pages[known]

@@ -2,6 +2,8 @@
 
 import pytest
 
+from agent_envs.retrieval import Page
+from agent_envs.tools.pages import PageReader
 from tests.agent_envs.envs.playing import make
 
 ID = "AgentR1/2WikiMultihopQA-v0"
@@ -25,6 +27,12 @@ def test_a_page_is_read_with_its_sentences_numbered(env):
     text, info = call(env, "read", title="Iron Harbor")
     assert info["action"]["error"] == "tool_error"
     assert text == "There is no page 'Iron Harbor'. Titles like it: Iron River; Iron Bridge."
+
+
+def test_of_titles_that_differ_in_case_each_is_read():
+    reader = PageReader()
+    reader.take({title: [Page(title, (f"{title}!",))] for title in ("Help", "HELP")})
+    assert [reader.read(title).split("\n")[0] for title in ("Help", "HELP")] == ["Help", "HELP"]
 
 
 def test_a_text_is_found_in_the_page_read_last(env):
