@@ -128,7 +128,7 @@ def make_trl_async(model: str, options: argparse.Namespace, url: str) -> Any:
         args=AsyncGRPOConfig(
             vllm_server_base_url=url,
             max_completion_length=MAX_COMPLETION_TOKENS,
-            max_tool_calling_iterations=4,
+            max_tool_calling_iterations=3,  # four turns, as the others have
             **{name: getattr(config, name) for name in shared},
         ),
         train_dataset=tasks_dataset(ENVIRONMENT, config.num_train_groups, config.seed),
