@@ -46,6 +46,9 @@ MAX_EXAMPLE_CHARS: Final = 2_000
 MAX_EXAMPLE_OBJECTS: Final = 500
 """Maximum number of objects in the example of a call."""
 END_OF_THOUGHT: Final = "</think>"
+MAX_BROKEN: Final = 100
+"""Maximum number of half-written actions in thoughts; a turn with more holds no action."""
+_THOUGHT: Final = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 _MARKS: Final = r"(?P<think></?think>)|(?P<code>`+)"
 
 
@@ -239,14 +242,14 @@ def find_spans(
 
 def without_thoughts(text: str) -> str:
     """Return the text outside ``<think>…</think>``, closed or not."""
-    return text.rpartition(END_OF_THOUGHT)[2].partition("<think>")[0]
+    return _THOUGHT.sub("", text).rpartition(END_OF_THOUGHT)[2]  # the template may open one
 
 
 def _find(
     text: str, pattern: re.Pattern[str], read: Read, limit: int | None, *, skips_code: bool
 ) -> list[tuple[re.Match[str], Span]]:
     found: list[tuple[re.Match[str], Span]] = []
-    position = 0
+    position = num_broken = 0
     while match := pattern.search(text, position):
         position = match.end()
         if match["code"]:
@@ -264,6 +267,9 @@ def _find(
             if not span.is_whole and (end := text.find(END_OF_THOUGHT, match.end())) >= 0:
                 found.clear()
                 position = end + len(END_OF_THOUGHT)
+                num_broken += 1
+                if num_broken > MAX_BROKEN:  # each costs as much as the turn is long
+                    break
             elif limit is None or len(found) < limit:
                 found.append((match, span))
     return found

@@ -90,8 +90,15 @@ def reply_model(rubric: Rubric) -> type[pydantic.BaseModel]:
 
 def read_reply(text: str, form: type[pydantic.BaseModel]) -> dict[str, int]:
     """Return the scores of a reply; a ValueError if it is anything but one valid object."""
-    text = _FENCE.sub(r"\1", without_thoughts(text).strip())
-    return form.model_validate_json(text).model_dump(exclude={"reason"})
+
+    def read(shown: str) -> dict[str, int]:
+        reply = form.model_validate_json(_FENCE.sub(r"\1", shown.strip()))
+        return reply.model_dump(exclude={"reason"})
+
+    try:
+        return read(text)  # its reason may mention a tag of thoughts
+    except ValueError:
+        return read(without_thoughts(text))
 
 
 def write_prompt(

@@ -69,6 +69,10 @@ MADE = '{"name": "search", "arguments": {"query": "red"}}'
         (OPENAI, '{"tool_calls": [{"function": ' + MADE + "}]}", CALL),
         (TAGS, '<add>{"a": 1, "b": 2}</add>', ADDITION),
         (JSON, '{"answer": 42}', {"kind": "answer", "answer": "42"}),
+        *((OPENAI, text, {"kind": "answer", "answer": "Paris"}) for text in (
+            "Paris <think>sure?</think>", "<think>a</think>Paris<think>b</think>",
+            "It was open.</think>Paris",
+        )),
     ],
 )  # fmt: skip
 def test_calls_and_answers_are_parsed(form, text, expected):

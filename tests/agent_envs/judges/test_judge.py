@@ -63,6 +63,11 @@ def test_a_reply_may_have_thoughts_or_a_fence(form):
     assert Judge(RUBRIC, ByRules(lambda _: reply)).judge(*TEXTS)["value"] == 1.0
 
 
+def test_the_reason_of_a_reply_may_mention_the_end_of_a_thought():
+    reply = json.dumps({"reason": "It ends with </think>.", "grounded": 5, "brief": 2})
+    assert Judge(RUBRIC, ByRules(lambda _: reply)).judge(*TEXTS)["value"] == 1.0
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
