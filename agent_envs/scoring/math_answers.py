@@ -40,6 +40,9 @@ SECONDS: Final = 60.0
 limit is for a busy machine."""
 MAX_CHARS: Final = 1_000
 """A longer answer is right only if it is written exactly like the gold answer."""
+MAX_WRITTEN_CHARS: Final = 20_000
+"""A longer text around an answer is not searched for it."""
+MAX_NESTED_BOXES: Final = 10
 _JUDGE: Final = Path(__file__).with_name("math_judge.py")
 _MARKDOWN: Final = re.compile(
     r"(?<![\w*)])(\*{1,3}|_{1,3}|`{1,3})(?=\S|\n)(.*?\S)\s*\1(?![\w*(])", re.S
@@ -101,6 +104,8 @@ class MathJudge:
         An expression of the `question` is no answer, unless it is the gold answer; nor is a sum or
         product where that is a number. With `wants_number`, it must be a number then.
         """
+        if len(answer) > MAX_WRITTEN_CHARS:
+            return answer.strip() == gold.strip()
         answer, written = latex(answer), latex(gold)
         gold = _formula(written)
         said = _stated_value(answer)
@@ -195,8 +200,8 @@ def last_boxed(solution: str) -> str | None:
 
 def _stated_value(answer: str) -> str | None:
     """Return the formula or text that an answer states; None if it states several or none."""
-    while (unwrapped := _NESTED_BOX.sub(r"\1\2", answer)) != answer:
-        answer = unwrapped
+    for _ in range(MAX_NESTED_BOXES):
+        answer = _NESTED_BOX.sub(r"\1\2", answer)
     if starts := [match.start() for match in _BOX.finditer(answer)]:
         pairs = itertools.pairwise([*starts, len(answer)])
         boxed = {last_boxed(answer[i:j]) for i, j in pairs}

@@ -6,6 +6,7 @@ import gymnasium as gym
 import pytest
 
 from agent_envs.formats.actions import example_arguments
+from agent_envs.formats.tool_formats import TOOL_FORMATS
 from agent_envs.scoring import exact_match, f1, normalize_answer, squad_f1
 from agent_envs.scoring.math_answers import gsm8k_match, last_boxed, math_equal
 
@@ -15,7 +16,7 @@ SECONDS = 5.0
 PIECES = (
     "a", "a ", "9", "9,", "1.", "**", "$", "`", "(", "{", "[", "\\", "\n", " ", "the ", "#### ",
     "\\boxed{", "\\text{", "\\text ", "\\begin{a}", "\ufdfa", "\u0130", "\x00", "\ud800", "*a ",
-    "<b>", "| ", "==", "x**", "{}", '"', "\\frac 1", "$1$", "[1] ",
+    "<b>", "\u0301\u0327", "| ", "==", "x**", "{}", '"', "\\frac 1", "$1$", "[1] ",
 )  # fmt: skip
 STRINGS = [(piece * LENGTH)[:LENGTH] for piece in PIECES]
 SCORERS = {
@@ -37,6 +38,22 @@ def test_a_scorer_takes_linear_time(name):
         start = time.process_time()
         SCORERS[name](text)
         assert time.process_time() - start < SECONDS, text[:20]
+
+
+def test_nested_boxes_take_linear_time():
+    pytest.importorskip("math_verify")
+    start = time.process_time()
+    math_equal("\\boxed{" * 2_400 + "5" + "}" * 2_400, "5")
+    assert time.process_time() - start < SECONDS
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+@pytest.mark.parametrize("piece", ["<answer></think>", "<tool_call></think>", "<search></think>"])
+def test_a_format_takes_linear_time(name, piece):
+    tools = gym.make("AgentR1/SyntheticMultiHop-v0").unwrapped.tools
+    start = time.process_time()
+    TOOL_FORMATS[name].parse(piece * 40_000 + "</answer>", tools)
+    assert time.process_time() - start < SECONDS
 
 
 def test_a_tool_takes_linear_time_and_says_little(example):
