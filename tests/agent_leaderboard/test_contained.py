@@ -47,6 +47,24 @@ def test_verification_ends_at_its_time_limit(small_run, small_data):
     ]
 
 
+@pytest.mark.parametrize("entry", [None, "", "."])
+def test_the_child_imports_no_module_of_the_current_folder(tmp_path, monkeypatch, entry):
+    """Such as one with the name of an optional package."""
+    own, here = tmp_path / "own", tmp_path / "here"
+    for folder in (own, here):
+        folder.mkdir()
+    (here / "optional_package.py").write_text("")
+    (own / "finder.py").write_text(
+        "import importlib.util, sys\n"
+        "sys.exit(importlib.util.find_spec('optional_package') is not None)\n"
+    )
+    monkeypatch.chdir(here)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.setattr(sys, "path", [str(own), *([] if entry is None else [entry]), *sys.path])
+    monkeypatch.setattr(contained, "_MODULE", "finder")
+    assert contained._run_child("{}", 60).startswith("the process ended with 0;")
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 def test_the_child_and_what_it_started_end_with_the_parent(tmp_path):
     """A cancelled CI job leaves no process behind."""

@@ -69,9 +69,11 @@ def _in_child(
 
 def _run_child(request: str, seconds: float) -> str:
     """Run the child and everything it starts to the end; return why there may be no answer."""
-    paths = [*filter(None, sys.path), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(paths)}
-    environment["PYTHONSAFEPATH"] = "1"  # the current folder may be a stranger's
+    # The current folder may be a stranger's. An empty entry means it, too.
+    paths = [entry for entry in sys.path if os.path.abspath(entry) != os.getcwd()]
+    paths += os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONSAFEPATH": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     child = subprocess.Popen(  # noqa: S603 - our own module
         [sys.executable, "-m", _MODULE],
         stdin=subprocess.PIPE,
