@@ -270,7 +270,24 @@ def _text(transition: Transition) -> str:
 
 
 def _fields(item: Any) -> dict[str, Any]:
-    return {field.name: getattr(item, field.name) for field in dataclasses.fields(item)}
+    names = [field.name for field in dataclasses.fields(item)]
+    return {name: _with_text_keys(getattr(item, name)) for name in names}
+
+
+def _with_text_keys(value: Any) -> Any:
+    """Return a value whose keys are text: JSON has no others, such as positions on a board."""
+    if isinstance(value, dict):
+        return {_text_key(key): _with_text_keys(item) for key, item in value.items()}
+    if isinstance(value, list | tuple) and set(map(type, value)) != {int}:  # many token ids
+        return [_with_text_keys(item) for item in value]
+    return value
+
+
+def _text_key(key: Any) -> str:
+    key = key.item() if isinstance(key, np.generic) else key
+    if isinstance(key, str):
+        return key
+    return json.dumps(key) if key is None or isinstance(key, int | float) else repr(key)
 
 
 _Number = Annotated[float, pydantic.Strict()] | pydantic.StrictBool

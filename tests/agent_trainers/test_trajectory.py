@@ -66,6 +66,17 @@ def test_what_was_written_is_read_back_bit_by_bit(tmp_path, suffix, trajectories
             assert a.logprobs.dtype == np.float32
 
 
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_keys_that_json_cannot_hold_are_saved_as_text(tmp_path, suffix):
+    board = [{(0, 1): "x"}, {np.int64(3): 1}, {1: 2, "a": 3, None: 4}, {10: 1, 9: 2}]
+    played = trajectory(transition(info={"board": board}))
+    save_trajectories(tmp_path / f"x.{suffix}", [played])
+    (loaded,) = load_trajectories(tmp_path / f"x.{suffix}")
+    as_text = [{"(0, 1)": "x"}, {"3": 1}, {"1": 2, "a": 3, "null": 4}, {"10": 1, "9": 2}]
+    assert loaded.transitions[0].info == {"board": as_text}
+    assert loaded == played
+
+
 def test_a_failed_write_leaves_the_old_file(tmp_path):
     path = tmp_path / "trajectories.jsonl"
     save_trajectories(path, [trajectory(transition())])
