@@ -5,6 +5,7 @@ the next state, the reward term by term, and whether the episode is over. A subc
 (`get_task`), tools, reward functions and metrics, and judges answers (`on_answer`).
 """
 
+import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +35,7 @@ from agent_envs.core.snapshots import Record
 from agent_envs.core.spaces import UnicodeText
 from agent_envs.core.tasks import ENDLESS, Task, TaskFamily, choose_task
 from agent_envs.core.tool import (
+    RESERVED_NAMES,
     Tool,
     ToolResult,
     ToolSource,
@@ -43,7 +45,7 @@ from agent_envs.core.tool import (
 )
 from agent_envs.core.transcript import Transcript
 from agent_envs.core.turn_limit import calling_limits
-from agent_envs.errors import ActionTypeError
+from agent_envs.errors import ActionTypeError, ConfigurationError
 from agent_envs.formats.actions import without_thoughts
 from agent_envs.formats.tool_formats import TOOL_FORMATS, ParsedAction, ToolFormat
 
@@ -309,7 +311,12 @@ class ToolEnv(TaskFamily):
         self._offered = tuple(tools)
         own = {tool.name: tool for tool in (*tools, *self._more_tools)}
         self._tools = offered_tools(own, self._sessions)
-        self._tool_schemas = [tool.schema for tool in self._tools.values()]
+        if self._format.name == "tags" and (taken := RESERVED_NAMES & self._tools.keys()):
+            raise ConfigurationError(
+                f"tool_format='tags' has another meaning for the tag of the tool {min(taken)!r}. "
+                "Rename the tool, @tool(name=...), or choose another format."
+            )
+        self._tool_schemas = json.dumps([tool.schema for tool in self._tools.values()])
         given = self._given_prompt
         self._system_prompt = self._full_prompt() if given is None else given
 
@@ -435,7 +442,7 @@ class ToolEnv(TaskFamily):
         return {
             "messages": [message.copy() for message in view.messages],
             **({"context": context} if context else {}),
-            "tools": [{**each, "function": {**each["function"]}} for each in self._tool_schemas],
+            "tools": json.loads(self._tool_schemas),
             "tool_format": self._format.name,
             "is_native_format": self._format.is_native,
             "task_id": self.task.id,

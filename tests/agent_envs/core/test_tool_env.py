@@ -27,10 +27,10 @@ def test_changing_info_does_not_change_the_environment():
     env = gym.make(ID)
     _, info = env.reset(seed=0)
     info["messages"][0]["content"] = "changed"
-    info["tools"].clear()
+    info["tools"][0]["function"]["parameters"]["properties"].clear()
     info = env.step("hm")[4]
     assert info["messages"][0]["content"] != "changed"
-    assert info["tools"]
+    assert info["tools"][0]["function"]["parameters"]["properties"]
 
 
 @pytest.mark.parametrize(
@@ -49,6 +49,18 @@ def test_changing_info_does_not_change_the_environment():
 def test_a_wrong_argument_is_named(kwargs, error, message):
     with pytest.raises(error, match=message):
         gym.make(ID, **kwargs)
+
+
+@pytest.mark.parametrize("name", ["think", "answer"])
+def test_a_tool_is_not_named_as_a_tag_of_the_format(name):
+    @tool(name=name)
+    def think(thought: str) -> str:
+        """Think."""
+        return thought
+
+    gym.make(ID, tools=[think], tool_format="hermes")
+    with pytest.raises(ConfigurationError, match=f"tag of the tool '{name}'"):
+        gym.make(ID, tools=[think], tool_format="tags")
 
 
 def test_tools_and_the_system_prompt_can_be_replaced():
