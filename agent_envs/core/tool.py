@@ -160,7 +160,9 @@ class Tool:
         """Run the function; an exception becomes a result with an error code."""
         try:
             return self(**arguments)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code; it is recorded
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 - foreign code; it is recorded
             kind, code = type(error).__name__, "tool_error"
             text = TOOL_ERROR_TEXT.format(name=self.name, exception=kind)
             if isinstance(error, TimeoutError):

@@ -67,6 +67,27 @@ def test_a_tool_that_raises_hides_the_exceptions_text_and_a_long_result_is_cut()
     assert result.exception == "KeyError: 'secret'"
 
 
+class PanicError(BaseException):
+    """An exception as those of PyO3."""
+
+
+@pytest.mark.parametrize("timeout", [None, 5.0])
+@pytest.mark.parametrize("kind", [asyncio.CancelledError, PanicError])
+def test_no_exception_of_a_tool_ends_the_step(kind, timeout):
+    @tool(timeout=timeout)
+    def fail() -> str:
+        """Fail."""
+        raise kind
+
+    @tool(timeout=timeout)
+    async def fail_later() -> str:
+        """Fail."""
+        raise kind
+
+    for each in (fail, fail_later):
+        assert each.run().error == "tool_error"
+
+
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_hanging_tool_times_out(is_async):
     def hang() -> str:
