@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from agent_envs.core.lookup import require_extra
 from agent_envs.data.records import read_records
-from agent_envs.errors import DataError
+from agent_envs.errors import ConfigurationError, DataError
 
 if TYPE_CHECKING:
     import datasets
@@ -102,6 +102,11 @@ class DatasetSpec(Generic[Row]):
 
     def find(self, data: "str | Path | datasets.Dataset | None", split: str | None) -> Source:
         """Return the source: the file or data set `data`, or `split` of the public data set."""
+        if data is not None and split is not None:
+            raise ConfigurationError(
+                f"split={split!r} chooses a split of the public data set, and has no effect on "
+                "data=. Leave one of them out."
+            )
         if isinstance(data, str | Path):
             return file_source(data)
         if data is not None:  # the source keeps it alive, so that its id is not used again

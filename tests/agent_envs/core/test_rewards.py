@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import gymnasium as gym
 import pytest
 
-from agent_envs import format_term
+from agent_envs import ConfigurationError, format_term
 from agent_envs.core.rewards import (
     COST,
     MAX_COUNTED_MISTAKES,
@@ -60,6 +60,12 @@ def test_terms_are_chosen_by_name_or_function_and_weighted():
     assert compute_terms(None, 3.0, chosen) == {"length": 1.0, "own": 1.5}
     with pytest.raises(ValueError, match="'own' returned inf; it must be finite"):
         compute_terms(None, float("inf"), chosen)
+
+
+def test_two_terms_of_one_name_are_refused():
+    functions = {"minimum": lambda env, event: 1.0}
+    with pytest.raises(ConfigurationError, match=r"rewards\['numpy:minimum'\]: there is another"):
+        choose_terms({"minimum": 1.0, "numpy:minimum": 0.5}, functions)
 
 
 def test_costs_of_calls_and_tokens_are_terms_of_any_environment():

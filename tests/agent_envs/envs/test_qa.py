@@ -184,6 +184,11 @@ def test_a_missing_source_is_an_error_that_names_it(monkeypatch):
         gym.make(HOTPOT, split="train")
 
 
+def test_a_split_of_given_rows_is_refused(data_files):
+    with pytest.raises(ConfigurationError, match="split='test' chooses a split of the public"):
+        gym.make(HOTPOT, data=data_files[HOTPOT], split="test")
+
+
 def test_passages_of_corpus_files_are_searched_once(data_files, tmp_path):
     corpus = write(tmp_path / "more.jsonl", [{"title": "Zebra", "text": "It has stripes."}] * 2)
     env = make(HOTPOT, data=data_files[HOTPOT], corpus=corpus)
