@@ -18,6 +18,7 @@ from gymnasium.utils import RecordConstructorArgs
 
 from agent_envs.core.messages import Message
 from agent_envs.core.spaces import UnicodeText
+from agent_envs.core.tool_env import ToolEnv
 from agent_envs.errors import ConfigurationError
 
 Menu = Callable[[dict[str, Any]], Sequence[str]]
@@ -136,21 +137,40 @@ class MenuActions(_StateWrapper):
         super().__init__(env)
         self._menu, self._size = menu, size
         self._choices: list[str] = []
+        self._observed_episode: Any = None
         self.action_space = gym.spaces.Discrete(size)
 
     def step(self, action: np.int64) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Take the turn with index `action`."""
         if not isinstance(action, int | np.integer) or not 0 <= action < self._size:
             raise ConfigurationError(f"An action is 0 to {self._size - 1}, not {action!r}.")
+        self._follow_restored_state()
         text = self._choices[int(action)] if int(action) < len(self._choices) else NO_CHOICE
         return super().step(text)
 
     def action_masks(self) -> npt.NDArray[np.bool_]:
         """Return the valid indices of this state, shape (size,)."""
+        self._follow_restored_state()
+        return self._mask()
+
+    def _follow_restored_state(self) -> None:
+        """Choose the texts again if the environment was restored since they were chosen."""
+        base, known = self.unwrapped, self._observed_episode
+        if known is not None and isinstance(base, ToolEnv) and self._episode() != known:
+            self._observe(None, base.state)
+
+    def _episode(self) -> Any:
+        base = self.unwrapped
+        if not isinstance(base, ToolEnv):
+            return None
+        return base.task_index, base.num_turns, *map(tuple, base.episode_texts)
+
+    def _mask(self) -> npt.NDArray[np.bool_]:
         return np.arange(self._size) < len(self._choices)
 
     def _observe(self, observation: Any, info: dict[str, Any]) -> Any:
         choices = self._menu(info) if callable(self._menu) else self._menu
         self._choices = list(choices)[: self._size]
-        info |= {"menu": list(self._choices), "action_mask": self.action_masks().astype(np.int8)}
+        self._observed_episode = self._episode()
+        info |= {"menu": list(self._choices), "action_mask": self._mask().astype(np.int8)}
         return observation

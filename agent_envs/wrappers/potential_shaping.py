@@ -36,7 +36,8 @@ class PotentialShaping(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
         observation, reward, terminated, truncated, info = self.env.step(action)
         after = 0.0 if terminated else float(self._potential(self.unwrapped))
         bonus = self._gamma * after - before
-        info["reward_terms"] = info.get("reward_terms", {}) | {TERM: bonus}
+        terms = info.get("reward_terms", {})
+        info["reward_terms"] = terms | {TERM: terms.get(TERM, 0.0) + bonus}
         return observation, float(reward) + bonus, terminated, truncated, info
 
 

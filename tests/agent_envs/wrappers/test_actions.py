@@ -27,6 +27,18 @@ def test_a_menu_follows_the_state():
     assert after["action"]["arguments"] == {"query": question.split()[0]}
 
 
+def test_a_menu_follows_a_restored_state():
+    def answer(info):
+        return [f"<answer> {len(info['messages'])} messages </answer>"]
+
+    env = MenuActions(gym.make(ID), answer, size=2)
+    env.reset(seed=7)
+    snapshot = env.unwrapped.snapshot()
+    env.step(1)  # a mistake: one message, and the reply
+    env.unwrapped.restore(snapshot)
+    assert env.step(0)[4]["action"]["answer"] == "2 messages"
+
+
 def test_an_index_beyond_the_menu_is_masked_and_a_mistake():
     env = MenuActions(gym.make(ID), ["hm"], size=3)
     _, info = env.reset(seed=7)

@@ -33,6 +33,12 @@ def test_progress_is_rewarded_and_subtracted_at_the_end():
         assert reward == pytest.approx(sum(info["reward_terms"].values()))
 
 
+def test_two_shapings_add_to_one_term():
+    env = PotentialShaping(PotentialShaping(gym.make(ID), found_gold), lambda env: env.num_turns)
+    for _, reward, _, _, info in run(env, reference()):
+        assert reward == pytest.approx(sum(info["reward_terms"].values()))
+
+
 WORDS = st.sampled_from(["director of amber anchor", "x", "award of ada dorn"])
 SEARCH = WORDS.map(
     lambda w: f'<tool_call>{{"name": "search", "arguments": {{"query": "{w}"}}}}</tool_call>'
