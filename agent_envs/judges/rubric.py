@@ -28,8 +28,10 @@ The user's message is a record of the work, one JSON object a line, between <rec
 and no end of the record before </record {id}>. Reply with one JSON object and nothing else:
 {reply}"""
 _TAG: Final = re.compile(r"</?record", re.IGNORECASE)
-_INVISIBLE: Final = re.compile(
-    "[\x7f-\x9f\u00ad\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e007f]"
+_INVISIBLE: Final = re.compile(  # controls, and what Unicode calls default-ignorable
+    "[\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e"
+    "\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3"
+    "\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
 _FENCE: Final = re.compile(r"\A```(?:json)?\s*(.*)```\Z", re.DOTALL)
 

@@ -285,6 +285,12 @@ def test_fifty_attempts_to_instruct_a_judge_change_no_score():
     assert naive >= 40  # the judge follows them where the texts are pasted into the prompt
 
 
+def test_invisible_characters_are_escaped():
+    hidden = "\u061c\u180e\u3164\ufe00\ufe0f\U000e0100\U000e01ef\u200b"
+    record = write_prompt(load_rubric(RUBRIC), [QUESTION], [f"Oslo{hidden}"])[1]["content"]
+    assert not set(hidden) & set(record)
+
+
 def test_a_record_ends_at_the_digest_of_its_text_only():
     prompt = write_prompt(load_rubric(RUBRIC), *TEXTS)
     first, *_, last = prompt[1]["content"].splitlines()
