@@ -201,7 +201,10 @@ def play(options: argparse.Namespace, ask: Callable[[str], str]) -> None:
         if line in ("", "help"):
             print(PLAY_HELP)  # noqa: T201
         elif line == "hint":
-            print("\n".join(base.reference_actions()))  # noqa: T201
+            try:
+                print("\n".join(base.reference_actions()))  # noqa: T201
+            except NotImplementedError as error:
+                print(error)  # noqa: T201
         else:
             _, reward, terminated, truncated, _ = env.step(_as_action(base, line))
             total, is_over = total + float(reward), terminated or truncated
@@ -228,7 +231,7 @@ def _read_arguments(function: dict[str, Any], text: str) -> dict[str, Any]:
         words = []
     pairs = [word.partition("=") for word in words]
     if pairs and all(mark and name in parameters for name, mark, _ in pairs):
-        return {name: int(v) if v.lstrip("-").isdecimal() else v for name, _, v in pairs}
+        return {name: int(v) if v.removeprefix("-").isdecimal() else v for name, _, v in pairs}
     return {parameters[0]: text} if parameters else {}
 
 

@@ -1,5 +1,6 @@
 """`RemoteEnv`: an environment that runs on another machine."""
 
+import copy
 import itertools
 import json
 import os
@@ -125,6 +126,12 @@ class RemoteEnv(ToolEnv):
 
     def metrics(self) -> dict[str, float]:
         return dict(self._last["metrics"])
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """The `info` of the last reply."""
+        info: dict[str, Any] = copy.deepcopy(self._last["info"])
+        return info
 
     @property
     def num_tasks(self) -> int | None:

@@ -7,7 +7,7 @@ from importlib.machinery import ModuleSpec
 
 import pytest
 
-from agent_envs import ENVIRONMENTS
+from agent_envs import ENVIRONMENTS, ToolEnv
 from agent_envs.__main__ import main, write_template
 from agent_envs.catalogue import INTRODUCTION
 from agent_envs.core.command_line import CommandLineParser, errors_of_one_line
@@ -61,6 +61,17 @@ def test_a_person_solves_a_task_with_the_hints(play):
     shown = play(*(f"search {query.strip()}" for query in searches), f"answer {answer}")
     assert "success 1" in shown
     assert "return 1.2" in shown
+
+
+def test_a_missing_hint_or_a_wrong_number_ends_no_episode(play, monkeypatch):
+    monkeypatch.setattr(ToolEnv, "write_answer", _raise_not_implemented)
+    shown = play("hint", "search query=--5", "quit")
+    assert "there is no answer" in shown
+    assert '"query": "--5"' in shown
+
+
+def _raise_not_implemented(env, answer):
+    raise NotImplementedError("there is no answer")
 
 
 def test_typed_lines_become_actions_of_a_model(play):

@@ -80,6 +80,16 @@ def test_a_turn_limit_of_the_client_reaches_the_environment(serve, remote):
     assert there.unwrapped.max_turns == 2
 
 
+def test_the_state_is_that_of_the_last_step(serve, remote):
+    env = remote(serve(MULTI_HOP))
+    env.reset(seed=0)
+    info = env.step("hm")[4]
+    state = env.unwrapped.state
+    assert state["messages"] == info["messages"]
+    state["messages"].clear()
+    assert env.unwrapped.state["messages"] == info["messages"]
+
+
 def test_errors_are_those_of_the_environment(serve, remote):
     env = remote(serve(MULTI_HOP, with_reference=False))
     with pytest.raises(gym.error.ResetNeeded):
