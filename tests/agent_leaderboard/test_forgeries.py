@@ -25,7 +25,8 @@ from agent_leaderboard.records.sealing import episode_place
 from agent_leaderboard.report.tables import write_reports
 from agent_leaderboard.verify.verify import check_run
 from agent_trainers.trajectory import StopReason
-from tests.agent_leaderboard.runs import write_config
+from tests.agent_leaderboard.runs import edit_manifest, write_config
+from tests.agent_trainers.chat_server import chat_server, says
 
 CONFIG = """
 protocol: {samples_per_task: 2, concurrency: 8, seed: 7}
@@ -253,6 +254,27 @@ def test_actions_that_the_embedded_policy_does_not_write_are_found(true_run, sma
     assert check_run(folder, small_data).problems[-1] == (
         "small: 6 of 14 episodes are others when it runs again"
     )
+
+
+def test_a_recorded_server_is_a_problem_and_gets_no_key(
+    true_run, small_data, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("MY_KEY", "secret")
+    with chat_server(lambda *_: says("x")) as server:
+        folder = shutil.copytree(true_run, tmp_path / "run")
+        hostile = {"base_url": server.url, "api_key_env": "MY_KEY"}
+
+        def change(manifest):
+            (agent,) = [one for one in manifest["agents"] if one["name"] == "small"]
+            agent["settings"] |= hostile
+
+        edit_manifest(folder, change)
+        problems = check_run(folder, small_data).problems
+    assert server.bodies == []
+    for name in hostile:
+        assert (
+            f"manifest.json, agent 'small', field 'settings': {name!r} is not recorded" in problems
+        )
 
 
 @pytest.mark.parametrize("forge", KINDS)

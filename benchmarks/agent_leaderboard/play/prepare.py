@@ -45,7 +45,7 @@ from agent_trainers import TINY_POLICY, small_models
 
 PACKAGES: Final = ("agent-r1", "gymnasium", "numpy")
 MODEL_PACKAGES: Final = ("torch", "transformers")
-_LOCAL_SETTINGS: Final = ("model", "base_url", "api_key_env")
+LOCAL_SETTINGS: Final = ("model", "base_url", "api_key_env")
 """Settings that are not in the manifest; the model has its own field."""
 EMBEDDED: Final = "embedded"
 """Name of the model that comes with the package."""
@@ -91,7 +91,7 @@ def _complete(agent: AgentRecord) -> AgentRecord:
         model=agent.model or (folder.name if folder else model),
         weights_sha256={path.name: file_sha256(path) for path in weights},
         tool_format=agent.settings.get("tool_format", kind.tool_format),
-        settings={k: v for k, v in agent.settings.items() if k not in _LOCAL_SETTINGS},
+        settings=recorded_settings(agent),
         date=datetime.now(UTC).date().isoformat(),
         commit=_commit(),
         packages={"python": platform.python_version()}
@@ -120,6 +120,11 @@ def complete_settings(agent: AgentRecord, protocol: Protocol, model: str | None)
         return dict(agent.settings) if model is None else {**agent.settings, "model": model}
     defaults = {"temperature": protocol.temperature, "concurrency": protocol.concurrency}
     return {**defaults, **agent.settings, **({} if model is None else {"model": model})}
+
+
+def recorded_settings(agent: AgentRecord) -> dict[str, Any]:
+    """Return an agent's settings without `LOCAL_SETTINGS`."""
+    return {k: v for k, v in agent.settings.items() if k not in LOCAL_SETTINGS}
 
 
 def find_model(agent: AgentRecord) -> str | None:

@@ -26,7 +26,7 @@ from agent_leaderboard.agents.agent import (
 from agent_leaderboard.agents.model_agents import DEFAULT_MAX_NEW_TOKENS
 from agent_leaderboard.play.environments import ENVIRONMENTS, shown
 from agent_leaderboard.play.episodes import FAULTS, ReplayedEpisode
-from agent_leaderboard.play.prepare import MODEL_PACKAGES, PACKAGES
+from agent_leaderboard.play.prepare import LOCAL_SETTINGS, MODEL_PACKAGES, PACKAGES
 from agent_leaderboard.records.manifest import (
     AgentRecord,
     EnvironmentRecord,
@@ -103,6 +103,8 @@ def _check_agent(agent: AgentRecord, environments: Set[str]) -> Iterator[str]:
         yield "field 'not_played': is wrong"
     if agent.slug != make_slug(agent.name):
         yield f"field 'name': {shown(agent.name)} has another slug"
+    for name in sorted(agent.settings.keys() & set(LOCAL_SETTINGS)):
+        yield f"field 'settings': {name!r} is not recorded"
     if is_custom(agent.kind):
         return
     if agent.kind not in AGENTS:

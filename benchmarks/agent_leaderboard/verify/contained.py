@@ -70,7 +70,7 @@ def _in_child(
 def _run_child(request: str, seconds: float) -> str:
     """Run the child and everything it starts to the end; return why there may be no answer."""
     # The current folder may be a stranger's. An empty entry means it, too.
-    paths = [entry for entry in sys.path if os.path.abspath(entry) != os.getcwd()]
+    paths = [entry for entry in sys.path if Path(entry).resolve() != Path.cwd()]
     paths += os.environ.get("PYTHONPATH", "").split(os.pathsep)
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONSAFEPATH": "1"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))

@@ -32,7 +32,7 @@ from agent_leaderboard.play.episodes import (
     as_floats,
     run_chunk,
 )
-from agent_leaderboard.play.prepare import complete_record, complete_settings
+from agent_leaderboard.play.prepare import complete_record, complete_settings, recorded_settings
 from agent_leaderboard.play.run import WORK, run_all
 from agent_leaderboard.records.manifest import (
     AgentRecord,
@@ -292,7 +292,9 @@ def _jobs(run: Run, not_replayed: Mapping[str, str], data: Path | None) -> Itera
         protocol, model, size = run.manifest.protocol, None, EPISODES_PER_JOB
         if _is_asked_again(agent):  # in the batches of the run
             model, size = str(TINY_POLICY), min(protocol.concurrency, MAX_BATCH)
-        settings = complete_settings(agent, protocol, model)
+        # Local settings could send this machine's keys to a server.
+        recorded = dataclasses.replace(agent, settings=recorded_settings(agent))
+        settings = complete_settings(recorded, protocol, model)
         for start in range(0, len(every), size):
             results = every[start : start + size]
             yield Chunk(
