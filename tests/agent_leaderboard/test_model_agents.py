@@ -1,8 +1,11 @@
 """Agents on a model: the embedded policy, and servers."""
 
+import inspect
+
 import gymnasium as gym
 import numpy as np
 import pytest
+from transformers import PreTrainedTokenizerBase
 
 from agent_envs.errors import ConfigurationError, UnknownNameError
 from agent_leaderboard.agents.agent import AGENTS, build_agent
@@ -66,6 +69,22 @@ def test_the_model_is_called_once_per_turn_and_a_search_by_plan_costs_nothing():
 def test_wrong_settings_are_named(kind, settings, error, message):
     with pytest.raises(error, match=message):
         build_agent(kind, settings)
+
+
+def test_options_of_a_chat_template_cannot_replace_the_prompt():
+    own = set(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters)
+    for options in (
+        *({name: True} for name in own - {"self", "kwargs"}),
+        {"messages": "x"},
+        {"style": "x" * 33},
+        {"style": ["x"]},
+        {"style": 0.5},
+    ):
+        with pytest.raises(ConfigurationError, match="Setting 'chat_template_kwargs"):
+            build_agent("react", MODEL | {"chat_template_kwargs": options})
+    options = {"enable_thinking": False, "reasoning_effort": "high", "thinking_budget": 512}
+    agent = build_agent("react", MODEL | {"chat_template_kwargs": options})
+    assert agent.settings.chat_template_kwargs == options
 
 
 @pytest.mark.parametrize(

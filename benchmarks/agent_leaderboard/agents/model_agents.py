@@ -34,6 +34,22 @@ from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.trajectory import Trajectory
 
 DEFAULT_MAX_NEW_TOKENS: Final = 512
+_OF_THE_PROMPT: Final = frozenset((
+    "conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt",
+    "continue_final_message", "tokenize", "sanitize_control_tokens", "padding", "truncation",
+    "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask",
+    "tokenizer_kwargs",
+))  # fmt: skip
+"""Parameters of ``apply_chat_template``: another template could contain a table of answers."""
+
+
+def _is_of_a_template(options: dict[str, Any]) -> dict[str, Any]:
+    for name in options.keys() & _OF_THE_PROMPT:
+        raise ValueError(f"{name!r} is not an option of a template")
+    return options
+
+
+_Word = Annotated[str, pydantic.Field(max_length=32)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +71,10 @@ class ModelSettings:
     """Longest turn; 24 for the embedded policy, 512 otherwise."""
     concurrency: pydantic.PositiveInt = 64
     """Concurrent turns."""
-    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
-    """Arguments of a local model's template: ``{"enable_thinking": false}``."""
+    chat_template_kwargs: Annotated[
+        dict[_Word, bool | int | _Word], pydantic.AfterValidator(_is_of_a_template)
+    ] = field(default_factory=dict)
+    """Options of a local model's template: ``{"enable_thinking": false}``."""
     tool_format: str | None = None
     """Tool format of the environment; see `agent_leaderboard.agents.agent.AgentKind`."""
     iterations: pydantic.PositiveInt = 3
