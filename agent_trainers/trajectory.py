@@ -153,6 +153,11 @@ class Trajectory:
         return gym.make(self.env_id, **self.env_kwargs | kwargs)
 
     @property
+    def task_key(self) -> tuple[str, str, int | None]:
+        """Key of the task; `task_id` alone may repeat in a data set, or in two environments."""
+        return self.env, self.task_id, self.task
+
+    @property
     def rewards(self) -> list[float]:
         """Reward of each step, shape (S,)."""
         return [transition.reward for transition in self.transitions]

@@ -207,13 +207,13 @@ def evaluate(trainer: StepGRPOTrainer) -> dict[str, Any]:
     call_loggers(trainer, "on_train_begin")
     trainer.evaluate()
     played = [
-        (t.env, t.task_id, t.success, t.return_, t.is_scorable)
+        (t.env, t.task_key, t.success, t.return_, t.is_scorable)
         for t in trainer.trajectories["eval"]
     ]
     names = ["env", "task", "success", "return", "is_scorable"]
     episodes = pd.DataFrame(gather_object(played), columns=names)
     # Accelerate repeats the first tasks to fill the last batch: they count once
-    number = episodes.groupby(["env", "task"]).cumcount()
+    number = episodes.groupby("task").cumcount()
     episodes = episodes[number < trainer.num_generations_eval]
     episodes = episodes[episodes["is_scorable"]]
     if episodes.empty:

@@ -54,10 +54,10 @@ def run(arguments: Sequence[str]) -> None:
         learned = lambda attempt: model.judge(*episode_texts(attempt))["value"]  # noqa: E731
     else:
         learned = functools.partial(score, value=ProcessValue.load(options.value))
-    by_task: dict[str, list[Trajectory]] = {}
+    by_task: dict[tuple[str, str, int | None], list[Trajectory]] = {}
     for trajectory in load_trajectories(options.trajectories):
         if trajectory.is_scorable:
-            by_task.setdefault(trajectory.task_id, []).append(trajectory)
+            by_task.setdefault(trajectory.task_key, []).append(trajectory)
     if not by_task:
         raise DataError(f"{options.trajectories}: no episode could be scored.")
     searches = list(by_task.values())

@@ -38,7 +38,8 @@ MAX_BATCHES: Final = 3
 class EpisodeSummary:
     """An episode without texts and tokens; enough for credit assignment and logging."""
 
-    task_id: str
+    task_key: tuple[str, str, int | None]
+    """`Trajectory.task_key`."""
     group_id: str
     rewards: tuple[float, ...]
     """Reward of each step."""
@@ -117,7 +118,7 @@ def summarise(
     num_timed = len(trajectory.step_seconds)
     last = trajectory.transitions[-1] if trajectory.transitions else None
     return EpisodeSummary(
-        task_id=trajectory.task_id,
+        task_key=trajectory.task_key,
         group_id=trajectory.group_id,
         rewards=tuple(rewards),
         lengths=tuple(trajectory.lengths),
@@ -334,7 +335,7 @@ class EvaluatedEnvironments:
     def clear(self) -> None:
         """Start another evaluation."""
         self._episodes: list[EpisodeSummary] = []
-        self._counts: Counter[tuple[str, str]] = Counter()
+        self._counts: Counter[tuple[str, str, int | None]] = Counter()
 
     def add(
         self, episodes: Sequence[EpisodeSummary], outcome_terms: Collection[str]
@@ -346,8 +347,8 @@ class EvaluatedEnvironments:
         """
         for episode in episodes:
             # Accelerate repeats the first tasks to fill the last batch: they count once
-            self._counts[episode.env, episode.task_id] += 1
-            if self._counts[episode.env, episode.task_id] <= self._samples_per_task:
+            self._counts[episode.task_key] += 1
+            if self._counts[episode.task_key] <= self._samples_per_task:
                 self._episodes.append(episode)
         metrics = env_metrics(self._episodes, self.names)
         if in_domain := [e for e in self._episodes if e.env not in self.variants]:

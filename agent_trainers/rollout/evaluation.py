@@ -2,7 +2,7 @@
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,12 +102,12 @@ def evaluate(
     )
 
 
-def confidence_interval(values: Sequence[tuple[str, float]]) -> tuple[float, float] | None:
+def confidence_interval(values: Sequence[tuple[Hashable, float]]) -> tuple[float, float] | None:
     """Return the 95 % interval of a mean of pairs of task and value, None of a single task.
 
     Of shares of successes it is exact, else Student's t over the means of tasks.
     """
-    by_task: dict[str, list[float]] = {}
+    by_task: dict[Hashable, list[float]] = {}
     for task, value in values:
         by_task.setdefault(task, []).append(value)
     if len(by_task) < 2:

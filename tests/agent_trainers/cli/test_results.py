@@ -11,7 +11,7 @@ from agent_trainers import TINY_POLICY, StepGRPOConfig, StepGRPOTrainer
 from agent_trainers.batching.collate import collate
 from agent_trainers.batching.rows import make_rows
 from agent_trainers.cli.evaluate import PolicyArguments, open_environment
-from agent_trainers.cli.results import RunFiles
+from agent_trainers.cli.results import RunFiles, evaluate
 from agent_trainers.experimental.hack_watch import HackWatch
 from agent_trainers.monitoring.trajectory_samples import BatchRecord
 from agent_trainers.trajectory import StopReason, load_trajectories
@@ -83,6 +83,26 @@ def test_samples_are_of_some_steps_and_the_page_has_the_first_and_the_newest(col
                       "evaluation, after training"]  # fmt: skip
     first = [s.trajectory.success for s in collected.samples if s.label == "training, step 1"]
     assert first[:4] == [False, True, False, True]  # in turn, not all of one kind
+
+
+def test_the_intervals_are_over_tasks_of_all_environments_also_with_equal_ids():
+    played = [
+        trajectory(transition(reward=success), env=env, task_id=f"row-{i}", task=i,
+                   metrics={"success": success})
+        for env, success in (("a", 1.0), ("b", 0.0)) for i in range(10)
+    ]  # fmt: skip
+    trainer = SimpleNamespace(
+        eval_dataset=[0],
+        evaluate=lambda: None,
+        trajectories={"eval": played},
+        num_generations_eval=1,
+        evaluated=SimpleNamespace(names=["a", "b"], variants=()),
+        callback_handler=SimpleNamespace(callbacks=[]),
+    )
+    figures = evaluate(trainer)[""]
+    assert (figures["num_episodes"], figures["success"]) == (20, 0.5)
+    low, high = figures["return_interval"]
+    assert low < 0.4 < 0.6 < high  # not one task of success 0.5 for each pair
 
 
 def test_a_python_program_gets_the_files_of_the_launcher_from_one_callback(tmp_path):

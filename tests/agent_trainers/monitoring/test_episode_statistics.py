@@ -146,8 +146,8 @@ def test_without_a_limit_failures_are_only_counted():
 
 
 def in_env(env, task, success, reward=0.0):
-    summary = summarise(episode(step(reward), group=f"{env}-{task}", metrics={"success": success}))
-    return replace(summary, task_id=task, env=env)
+    named = {"env": env, "task_id": task, "group": f"{env}-{task}"}
+    return summarise(episode(step(reward), **named, metrics={"success": success}))
 
 
 def test_each_environment_has_its_own_figures_without_its_unscorable_episodes():
@@ -171,3 +171,9 @@ def test_an_evaluation_is_one_mean_over_all_of_its_batches():
     assert (metrics["env/a/success"], metrics["env/v/success"]) == (1.0, 0.5)
     tally.clear()
     assert tally.add([in_env("a", "0", 0.0), in_env("v", "0", 1.0)], ())["success"] == 0.0
+
+
+def test_tasks_with_one_id_count_each_in_an_evaluation():
+    tasks = [episode(step(), task=i, metrics={"success": float(i == 0)}) for i in (0, 1, 2, 3, 0)]
+    evaluated = EvaluatedEnvironments([], (), 1)
+    assert evaluated.add([summarise(each) for each in tasks], ())["success"] == 1 / 4
