@@ -65,7 +65,7 @@ class WarmStartArguments(ModelArguments):
     trajectories: str | None = HfArg(
         default=None, help="Recorded episodes, as agent-r1-eval (also with collect) writes them."
     )
-    keep_failures: bool = HfArg(default=False, help="Train on failed episodes, too.")
+    keep_failures: bool = HfArg(default=False, help="Train on scored episodes that failed, too.")
     resume: bool = HfArg(default=False, help="Resume from the last checkpoint in output_dir.")
     overwrite: bool = HfArg(default=False, help="Delete the run in output_dir first.")
 
@@ -107,6 +107,9 @@ def run(arguments: Sequence[str]) -> None:
     arguments, parser, values = read_arguments(make_parser, arguments)
     options, config = parser.build(values)
     check_range(options, "at least 1", "num_tasks")
+    for name in ("env_kwargs", "num_tasks") if options.trajectories and not options.env else ():
+        if getattr(options, name) != getattr(WarmStartArguments, name):
+            raise ConfigurationError(f"--{name} does nothing with --trajectories without --env.")
     check_loggers(config)
     env_kwargs = json_object(options.env_kwargs, "--env_kwargs")
     folder = open_run(
@@ -122,11 +125,13 @@ def run(arguments: Sequence[str]) -> None:
         model = model_path(options)
         tokenizer = load_tokenizer(model)
         found = list(_demonstrations(options, env_kwargs, tokenizer))
-        kept = [t for t in found if options.keep_failures or t.metrics.get("success", 1.0) > 0]
+        scored = [t for t in found if t.is_scorable]
+        kept = [t for t in scored if options.keep_failures or t.metrics.get("success", 1.0) > 0]
         if not kept:
             raise DataError(
                 f"{options.trajectories or options.env or DEFAULT_ENV}: none of {len(found)} "
-                "demonstrations succeeded. Pass others, or --keep_failures."
+                f"demonstrations succeeded, and {len(found) - len(scored)} could not be scored. "
+                "Pass others, or --keep_failures to train on those that were scored."
             )
         dataset, num_too_long = supervised_dataset(kept, config.max_length)
         num_trained = sum(label >= 0 for row in dataset["labels"] for label in row)

@@ -6,6 +6,7 @@ sees the tokens and masks that are sampled and trained later.
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 import numpy as np
 
@@ -14,6 +15,8 @@ from agent_trainers.policies.policy import Schemas
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.rollout.environments import MakeEnv, describe_env, template_tools
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
+
+_ROLES: Final = ("agent_role", "is_frozen")
 
 
 def play_reference(
@@ -78,7 +81,7 @@ def play_reference(
 
 
 def retell(trajectory: Trajectory, renderer: ChatRenderer, tools: Schemas) -> Trajectory:
-    """Return a trajectory in the tokens of another model, without `info`; rewards stay."""
+    """Return a trajectory in the tokens of another model; of `info` only the roles stay."""
     steps: list[Transition] = []
     for t in trajectory.transitions:
         ids = renderer.turn_ids(t.action)
@@ -88,7 +91,7 @@ def retell(trajectory: Trajectory, renderer: ChatRenderer, tools: Schemas) -> Tr
                 prompt_ids=renderer.prompt_ids(t.messages, tools, steps[-1] if steps else None),
                 completion_ids=ids,
                 logprobs=np.zeros(len(ids), np.float32),
-                info={},
+                info={name: t.info[name] for name in _ROLES if name in t.info},
             )
         )
     return dataclasses.replace(trajectory, transitions=steps)

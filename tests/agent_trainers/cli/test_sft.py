@@ -13,8 +13,9 @@ from agent_trainers.batching.shared_prefix import forward_rows
 from agent_trainers.cli import evaluate, sft
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.rollout.demonstrations import play_reference
-from agent_trainers.trajectory import load_trajectories
+from agent_trainers.trajectory import StopReason, load_trajectories, save_trajectories
 from tests.agent_trainers.gradients import TOLERANCE
+from tests.agent_trainers.made import trajectory, transition
 
 ID = "AgentR1/SyntheticMultiHop-v0"
 
@@ -116,6 +117,20 @@ def test_the_best_episodes_are_collected_resumably_and_trained_on(tmp_path, caps
     assert len({t.group_id for t in cut}) == len(cut)
     train(tmp_path / "warm", "--trajectories", str(tmp_path / "best.jsonl.gz"), "--env", ID)
     assert f"{len(cut)} of {len(cut)} demonstrations" in capsys.readouterr().err
+
+
+def test_episodes_that_could_not_be_scored_are_no_demonstrations(tmp_path):
+    stopped = trajectory(transition(), stop_reason=StopReason.TIMEOUT)
+    save_trajectories(tmp_path / "x.jsonl", [stopped])
+    command = ["--trajectories", str(tmp_path / "x.jsonl"), "--output_dir", str(tmp_path / "run")]
+    with pytest.raises(DataError, match="none of 1 .* and 1 could not be scored"):
+        sft.run([*command, "--keep_failures"])
+
+
+@pytest.mark.parametrize("option", [("--env_kwargs", "{}"), ("--num_tasks", "3")])
+def test_options_of_an_environment_are_refused_with_trajectories_alone(tmp_path, option):
+    with pytest.raises(ConfigurationError, match=f"{option[0]} does nothing"):
+        sft.run(["--trajectories", "x.jsonl", "--output_dir", str(tmp_path), *option])
 
 
 class Unplayable(gym.Env):

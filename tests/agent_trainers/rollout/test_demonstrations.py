@@ -6,6 +6,7 @@ import pytest
 from agent_envs.errors import ConfigurationError
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.rollout.demonstrations import play_reference, retell
+from tests.agent_trainers.made import trajectory, transition
 from tests.agent_trainers.real_models import make_tokenizer
 
 ID = "AgentR1/SyntheticMultiHop-v0"
@@ -33,6 +34,14 @@ def test_a_reference_is_a_trajectory_in_the_models_tokens(tokenizer):
     again = retell(told[0], renderer, [{"function": {"name": "search"}}])
     for one, other in zip(again.transitions, told[0].transitions, strict=True):
         assert (one.completion_ids, one.prompt_ids) == (other.completion_ids, other.prompt_ids)
+
+
+def test_frozen_roles_stay_frozen_in_the_tokens_of_another_model(tokenizer):
+    roles = [{"agent_role": "solver"}, {"agent_role": "user", "is_frozen": True, "seconds": 1.0}]
+    again = retell(
+        trajectory(*(transition(info=info) for info in roles)), ChatRenderer(tokenizer), None
+    )
+    assert [(t.role, t.is_frozen) for t in again.transitions] == [("solver", False), ("user", True)]
 
 
 def test_a_turn_is_what_the_model_would_write_and_ends_as_the_template_ends_it(renderer):
