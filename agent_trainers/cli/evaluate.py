@@ -213,20 +213,24 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def _use_program(options: EvaluateArguments) -> tuple[int, int] | None:
-    """Set the options of the program that the model was trained in, if neither one is given.
+    """Set what is not given of the program that the model was trained in, unless another one is.
 
-    Returns number and seed of the tasks that its run held out, if it did.
+    Returns number and seed of the tasks that its run held out, if it did and they are evaluated.
     """
     settings, path = find_environment(None if options.base_url else options.model)
-    if not settings.get("program") or options.env or options.program:
+    own = settings.get("program")
+    if not own or options.env or options.program not in (None, own):
         return None
+    recorded = {**settings, "tasks": settings.get("eval_tasks") or settings.get("tasks")}
     for name in ("program", *OF_PROGRAMS):
-        if hasattr(options, name) and settings.get(name) is not None:
-            setattr(options, name, settings[name])
-    options.tasks = settings.get("eval_tasks") or options.tasks
+        is_default = getattr(options, name, None) == getattr(EvaluateArguments, name, None)
+        if hasattr(options, name) and is_default and recorded.get(name) is not None:
+            setattr(options, name, recorded[name])
     notify(f"Program {options.program} with the tasks {options.tasks}, as in {path}.")
-    is_held_out = not settings.get("eval_tasks")
-    return (settings["num_eval_tasks"], settings["seed"]) if is_held_out else None
+    is_trained_on = Path(options.tasks or "") == Path(settings.get("tasks") or "")
+    if settings.get("eval_tasks") or not is_trained_on:
+        return None
+    return settings.get("num_eval_tasks", 0), settings.get("seed", 0)
 
 
 def _print_table(options: EvaluateArguments, evaluation: Evaluation) -> None:
@@ -336,7 +340,12 @@ def open_environment(
     given = json_object(options.env_kwargs, "--env_kwargs")
     settings, path = find_environment(None if options.base_url else options.model)
     if (member := recorded_member(settings, options.env, str(path))) is None:
-        member, path = EnvMember(id=str(options.env)), None
+        if options.env is None:
+            raise ConfigurationError(
+                f"{path} has the program {settings['program']}, and episodes are collected in "
+                "environments: name one by --env."
+            )
+        member, path = EnvMember(id=options.env), None
     own = {} if options.env_kwargs is not None else member.kwargs
     env_kwargs = {**own, **({} if is_training else member.eval_kwargs), **given}
     if options.tool_format:

@@ -123,7 +123,7 @@ def test_episodes_that_could_not_be_scored_are_no_demonstrations(tmp_path):
     stopped = trajectory(transition(), stop_reason=StopReason.TIMEOUT)
     save_trajectories(tmp_path / "x.jsonl", [stopped])
     command = ["--trajectories", str(tmp_path / "x.jsonl"), "--output_dir", str(tmp_path / "run")]
-    with pytest.raises(DataError, match="none of 1 .* and 1 could not be scored"):
+    with pytest.raises(DataError, match=r"none of 1 .* and 1 could not be scored"):
         sft.run([*command, "--keep_failures"])
 
 
