@@ -4,11 +4,13 @@ import json
 import re
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from agent_leaderboard.records.results import read_run
 from agent_leaderboard.report.board import summarise
-from agent_leaderboard.report.tables import make_markdown, write_reports
+from agent_leaderboard.report.tables import REPORT, make_markdown, write_reports
 from agent_leaderboard.report.visible_text import markdown_cell, visible
 from tests.agent_leaderboard.runs import HOSTILE, LICENSED, PUBLIC, read_rows, write_rows
 
@@ -60,6 +62,13 @@ def test_markdown_has_score_interval_rank_and_models(board):
     for words in ("public since 2018", "significantly better", "| best | react | small | make it |",
                   "| other | agent-r1-train --seed 3 |"):  # fmt: skip
         assert words in text
+
+
+@pytest.mark.parametrize("name", ["leaderboard", "leaderboard_smollm2"])
+def test_published_tables_are_those_of_their_results(name):
+    """`agent-r1-bench report` writes them again."""
+    folder = Path(__file__).parents[2] / "benchmarks" / "results" / name
+    assert make_markdown(summarise(read_run(folder))) == (folder / REPORT).read_text("utf-8")
 
 
 def test_tables_do_not_depend_on_durations(board):
