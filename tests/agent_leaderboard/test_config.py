@@ -71,6 +71,16 @@ def test_model_settings_reach_agents_on_a_model():
     assert settings["oracle"] == {}
 
 
+def test_another_model_has_not_the_name_of_the_presets_model():
+    config = load_configs([PRESETS["smollm2"]])
+    named = [agent.model for agent in config.agents if agent.model is not None]
+    assert named
+    served = config.override_models({"base_url": "u"})
+    assert [agent.model for agent in served.agents if agent.model is not None] == named
+    for agent in config.override_models({"model": "m"}).agents:
+        assert agent.model is agent.made_by is None
+
+
 def test_the_papers_comparison_is_a_preset_for_its_model():
     config = load_configs([PRESETS["paper"]])
     assert [agent.kind for agent in config.agents] == ["base_tool_call", "naive_rag", "checkpoint"]

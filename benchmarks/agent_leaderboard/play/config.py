@@ -64,7 +64,8 @@ class RunConfig:
     """``settings`` are complete; ``model`` in them is a name, a folder, or ``embedded``."""
     left_out: tuple[LeftOut, ...] = ()
     optional: frozenset[str] = frozenset()
-    """Slugs of environments to leave out, with the reason, if their extra or data are missing."""
+    """Slugs of environments to leave out, with the reason, if their extra, data or sandbox are
+    missing."""
 
     def choose(
         self,
@@ -97,9 +98,10 @@ class RunConfig:
         return replace(self, protocol=replace(self.protocol, seed=int(text)))
 
     def override_models(self, settings: Mapping[str, Any]) -> "RunConfig":
-        """Return the run with these settings for all model agents."""
+        """Return the run with these settings for all model agents, and no other model's name."""
+        names: dict[str, Any] = {"model": None, "made_by": None} if "model" in settings else {}
         agents = (
-            replace(agent, settings={**agent.settings, **settings})
+            replace(agent, settings={**agent.settings, **settings}, **names)
             if find_kind(agent.kind).needs_model
             else agent
             for agent in self.agents
