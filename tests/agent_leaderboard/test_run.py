@@ -182,6 +182,20 @@ def test_only_infrastructure_failures_are_retried_up_to_the_limit(
     assert lines[1].error == (None if is_scored else "OSError: the server is away")
 
 
+def test_a_resumed_run_retries_again_and_keeps_the_costs_of_earlier_tries(tmp_path, monkeypatch):
+    agent = Flaky(num_faults=4)
+    monkeypatch.setattr(episodes, "_agent", lambda kind, settings: agent)
+    config = small(tmp_path, NO_DATA.replace("tasks: 40", "tasks: 3"))
+    config = config.choose(environments=["multi-hop"], agents=["oracle"])
+    for _ in range(2):
+        folder = run(config, tmp_path / "run")
+    assert agent.calls == [[0, 1, 2], [1], [1], [1], [1]]
+    lines = read_run(folder).results["multi-hop", "oracle"]
+    assert all(line.is_scored for line in lines)
+    assert [line.calls for line in lines] == [1, 5, 1]
+    assert [line.prompt_tokens for line in lines] == [10, 50, 10]
+
+
 def test_a_resumed_run_keeps_the_date_and_the_commit_at_which_it_began(tmp_path):
     text = NO_DATA.replace("tasks: 40", "tasks: 1").replace("tasks: 30", "tasks: 1")
     folder = run(small(tmp_path, text), tmp_path / "run")

@@ -365,18 +365,14 @@ def answer_of(action):
     return {"kind": "answer", "answer": action} if action else {}
 
 
-def record(kind="checkpoint", model="my-run", train=None, **settings):
-    return AgentRecord(slug="a", name="a", kind=kind, model=model, train=train, settings=settings,
+def record(kind="checkpoint", model="my-run", **settings):
+    return AgentRecord(slug="a", name="a", kind=kind, model=model, settings=settings,
                        packages={})  # fmt: skip
 
 
-def result(*, attempts=0, success=False, **counts):
-    counts = {"calls": 1, "prompt_tokens": 1, "completion_tokens": 1} | counts
-    return EpisodeResult(
-        environment="e", agent="a", task=0, sample=0, success=success, return_=0.0, error=None,
-        stop_reason=StopReason.ANSWERED, money=None, seconds=None, actions=["x"], rewards=[0.0],
-        reward_terms=[{}], errors=[None], metrics={}, attempts=[["x"]] * attempts, **counts,
-    )  # fmt: skip
+WEIGHTS = {"model.safetensors": "0"}
+TRAINED = dataclasses.replace(record(), train={"num_eval_tasks": 0}, weights_sha256=WEIGHTS)
+"""A policy trained from the embedded one."""
 
 
 @pytest.mark.parametrize("share", [0.25, 0.9, 1.0, 1.1, 1_000])
@@ -387,13 +383,12 @@ def test_tokens_of_a_policy_trained_from_the_embedded_one_are_counted_again(name
     renderer = claims._renderer()
     truth = {"prompt_tokens": 20 * renderer.count_tokens(STATE, None), "completion_tokens": 40}
     assert len(renderer.turn_ids(OPENS)) == 2
-    trained = record(train={"num_eval_tasks": 0})
     one = result(calls=20, **truth | {name: int(share * truth[name])})
     # One token per call may be another: of 2 in a completion, but not of many in a prompt.
     is_close = share in (0.9, 1.0, 1.1) if name == "completion_tokens" else share == 1.0
-    assert (not list(claims.check_tokens(one, trained, again))) == is_close
+    assert (not list(claims.check_tokens(one, TRAINED, again))) == is_close
     retried = result(calls=40, **{**truth, name: 2 * truth[name]})
-    assert not list(claims.check_tokens(retried, trained, again))
+    assert not list(claims.check_tokens(retried, TRAINED, again))
 
 
 def test_tokens_of_an_unknown_model_have_lower_bounds():
@@ -409,32 +404,15 @@ def test_tokens_of_an_unknown_model_have_lower_bounds():
 
 def test_no_model_writes_more_tokens_than_its_settings_allow():
     agent = record(max_new_tokens=32)
-    protocol = Protocol()
     for num_tokens, is_possible in ((64, True), (65, False)):
         one = result(calls=2, prompt_tokens=9, completion_tokens=num_tokens)
-        assert (not list(claims.check_usage(one, agent, protocol, 4))) == is_possible
+        assert (not list(claims.check_usage(one, agent))) == is_possible
     one = result(calls=2, prompt_tokens=9, completion_tokens=2 * 512 + 1)
-    assert list(claims.check_usage(one, record("react"), protocol, 4))
+    assert list(claims.check_usage(one, record("react")))
     local = dataclasses.replace(record(), weights_sha256={"a.safetensors": "0"})
     for num_tokens, is_possible in ((2 * 32_768, True), (2 * 32_768 + 1, False)):
         one = result(calls=2, prompt_tokens=9, completion_tokens=num_tokens)
-        assert (not list(claims.check_usage(one, local, protocol, 4))) == is_possible
-
-
-@pytest.mark.parametrize(
-    ("agent", "attempts", "num_calls", "is_possible"),
-    [
-        (record("react"), 0, 12, True),  # four turns, each tried three times
-        (record("react"), 0, 13, False),
-        (record("reflexion", trials=3), 2, 13, True),  # the limit is that of one attempt
-        (record("iterative_rag"), 0, 13, True),  # its turns are not its calls
-    ],
-)
-def test_one_attempt_takes_at_most_its_turns_and_retries(agent, attempts, num_calls, is_possible):
-    counts = dict.fromkeys(("calls", "prompt_tokens", "completion_tokens"), num_calls)
-    one = result(attempts=attempts, **counts)
-    assert (not list(claims.check_usage(one, agent, Protocol(max_retries=2), 4))) == is_possible
-    assert not list(claims.check_usage(one, agent, Protocol(max_retries=2), None))
+        assert (not list(claims.check_usage(one, local))) == is_possible
 
 
 @pytest.mark.parametrize(
@@ -462,14 +440,14 @@ def test_only_an_agent_with_a_model_records_one(kind, kind_has_model):
 def test_there_are_as_many_attempts_as_the_settings_say(attempts, change, is_possible):
     counts = dict.fromkeys(("calls", "prompt_tokens", "completion_tokens"), 4)
     one = dataclasses.replace(result(attempts=attempts, **counts), **change)
-    found = list(claims.check_usage(one, record("best_of_n", samples=3), Protocol(), 4))
+    found = list(claims.check_usage(one, record("best_of_n", samples=3)))
     assert (not found) == is_possible, found
 
 
 def test_a_second_attempt_beyond_two_samples_is_one_too_many():
     for attempts, is_possible in ((1, True), (2, False)):
         one = result(attempts=attempts, calls=3, prompt_tokens=3, completion_tokens=3)
-        found = list(claims.check_usage(one, record("best_of_n", samples=2), Protocol(), 4))
+        found = list(claims.check_usage(one, record("best_of_n", samples=2)))
         assert (not found) == is_possible, found
 
 
@@ -484,7 +462,7 @@ def test_only_an_overflow_is_found_before_the_last_call():
     for reason in StopReason:
         counts = dict.fromkeys(("calls", "prompt_tokens", "completion_tokens"), 1)
         one = dataclasses.replace(result(**counts), actions=["x", "y"], stop_reason=reason)
-        found = list(claims.check_usage(one, record("react"), Protocol(), 4))
+        found = list(claims.check_usage(one, record("react")))
         assert (not found) == (reason is StopReason.CONTEXT_OVERFLOW), reason
 
 
@@ -512,9 +490,9 @@ def test_reflexion_stops_at_its_first_success_and_not_before_its_last_trial():
     again = replayed(["x"], ["x"])
     again.rounds[1][-1].info["metrics"] = {"success": 1}  # only its end counts
     assert list(claims.check_strategy(tried, agent, again))
-    assert list(claims.check_usage(tried, agent, Protocol(), 4)) == []
+    assert list(claims.check_usage(tried, agent)) == []
     gave_up = dataclasses.replace(tried, success=False)
-    (problem,) = claims.check_usage(gave_up, agent, Protocol(), 4)
+    (problem,) = claims.check_usage(gave_up, agent)
     assert "field 'attempts': are 1; there are 3 in all" in problem
 
 

@@ -50,6 +50,8 @@ class Chunk:
     episodes: Sequence[tuple[TaskEntry, int]]
     """Task and sample of each."""
     data: Path | None
+    spent: Sequence[Usage] = ()
+    """Usage of each before the run was resumed; empty if there is none."""
 
     @property
     def cell(self) -> tuple[str, str]:
@@ -61,12 +63,13 @@ def run_chunk(chunk: Chunk) -> list[EpisodeResult]:
     """Run the episodes of a chunk, with retries after infrastructure failures."""
     agent = _agent(chunk.agent.kind, json.dumps(chunk.settings, sort_keys=True))
     done: dict[int, PlayedEpisode] = {}
+    spent = list(chunk.spent) or [Usage()] * len(chunk.episodes)  # in all tries
     waiting = list(range(len(chunk.episodes)))
     for _ in range(1 + chunk.protocol.max_retries):
         episodes = agent.play(chunk.make_env, [_spec(chunk, index) for index in waiting])
         for index, episode in zip(waiting, episodes, strict=True):
-            spent = done[index].usage if index in done else Usage()  # of all tries
-            done[index] = replace(episode, usage=spent + episode.usage)
+            spent[index] += episode.usage
+            done[index] = replace(episode, usage=spent[index])
         reasons = {index: done[index].trajectory.stop_reason for index in waiting}
         waiting = [index for index in waiting if reasons[index] in FAULTS]
         # The model's server, which retries each turn itself, is down.

@@ -2,7 +2,8 @@
 
 Worker processes run chunks of episodes; the main process appends each finished chunk to a journal,
 and writes the results when the run is complete. Results do not depend on interruptions. An outage
-pauses a run; episodes that ended by an infrastructure failure run again when it is resumed.
+pauses a run; episodes that ended by an infrastructure failure run again, with new retries, when it
+is resumed. The costs of all tries count.
 """
 
 import contextlib
@@ -41,6 +42,7 @@ from agent_leaderboard.records.results import (
     to_row,
     write_run,
 )
+from agent_trainers.policies import Usage
 
 WORK: Final = "work"
 """Subfolder of the journal of a run that is not complete."""
@@ -157,11 +159,19 @@ def _missing(chunks: Sequence[Chunk], done: Results) -> Iterator[Chunk]:
     for chunk in chunks:
         known = [done.get((*chunk.cell, entry.task, sample)) for entry, sample in chunk.episodes]
         pairs = zip(chunk.episodes, known, strict=True)
-        failed = [episode for episode, result in pairs if result and not result.is_scored]
+        failed = [(one, result) for one, result in pairs if result and not result.is_scored]
         if None in known:
             yield chunk
         elif failed:
-            yield replace(chunk, episodes=failed)
+            spent = [
+                Usage(
+                    calls=result.calls,
+                    prompt_tokens=result.prompt_tokens,
+                    completion_tokens=result.completion_tokens,
+                )
+                for _, result in failed
+            ]
+            yield replace(chunk, episodes=[episode for episode, _ in failed], spent=spent)
 
 
 def _run_chunks(chunks: Sequence[Chunk], done: Results, journal: Path, jobs: int) -> None:

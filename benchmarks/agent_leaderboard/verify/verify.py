@@ -231,7 +231,7 @@ def _check_results(run: Run) -> Iterator[str]:
                 )
                 break
         for result in results:
-            for text in check_usage(result, agent, protocol, environment.max_turns):
+            for text in check_usage(result, agent):
                 yield f"{_place(result)}, {text}"
 
 
