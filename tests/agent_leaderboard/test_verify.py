@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from agent_envs.core.replay import ReplayedStep
 from agent_envs.formats.tool_formats import TOOL_FORMATS
+from agent_leaderboard.agents.agent import is_recounted
 from agent_leaderboard.play.episodes import ReplayedEpisode
 from agent_leaderboard.records.manifest import (
     FORMAT_VERSION,
@@ -373,6 +374,31 @@ def record(kind="checkpoint", model="my-run", **settings):
 WEIGHTS = {"model.safetensors": "0"}
 TRAINED = dataclasses.replace(record(), train={"num_eval_tasks": 0}, weights_sha256=WEIGHTS)
 """A policy trained from the embedded one."""
+
+
+@pytest.mark.parametrize("change", [
+    {"train": {}}, {"weights_sha256": {}}, {"kind": "react"}, {"train": {"model": "another"}},
+    {"train": None},
+])  # fmt: skip
+def test_costs_are_recounted_of_a_checkpoint_trained_from_the_embedded_policy_only(change):
+    assert is_recounted(TRAINED)
+    assert not is_recounted(dataclasses.replace(TRAINED, **change))
+
+
+def test_a_trained_model_has_weights():
+    for weights in (WEIGHTS, {}):
+        agent = dataclasses.replace(TRAINED, weights_sha256=weights)
+        found = [text for text in claims._check_agent(agent, {"e"}) if "field 'train'" in text]
+        assert bool(found) == (not weights)
+
+
+def result(*, attempts=0, success=False, **counts):
+    counts = {"calls": 1, "prompt_tokens": 1, "completion_tokens": 1} | counts
+    return EpisodeResult(
+        environment="e", agent="a", task=0, sample=0, success=success, return_=0.0, error=None,
+        stop_reason=StopReason.ANSWERED, money=None, seconds=None, actions=["x"], rewards=[0.0],
+        reward_terms=[{}], errors=[None], metrics={}, attempts=[["x"]] * attempts, **counts,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("share", [0.25, 0.9, 1.0, 1.1, 1_000])

@@ -107,7 +107,10 @@ def is_recounted(agent: AgentRecord) -> bool:
 
 def base_model(agent: AgentRecord) -> Path | None:
     """Return the embedded policy, if an agent's model is or was trained from it."""
-    given = agent.model if agent.train is None else agent.train.get("model", TINY_POLICY.name)
+    given = agent.model
+    if agent.train is not None:
+        is_trained = agent.kind == "checkpoint" and agent.train and agent.weights_sha256
+        given = agent.train.get("model", TINY_POLICY.name) if is_trained else None
     return TINY_POLICY if agent.kind in AGENTS and given == TINY_POLICY.name else None
 
 

@@ -112,6 +112,8 @@ def _check_agent(agent: AgentRecord, environments: Set[str]) -> Iterator[str]:
     has_model = AGENTS[agent.kind].needs_model
     if has_model and agent.model is None:
         yield f"field 'model': an agent of the kind {agent.kind!r} has one"
+    if agent.train is not None and not agent.weights_sha256:
+        yield "field 'train': a trained model has 'weights_sha256'"
     yield from differences(agent, _expected_record(agent))
     # `checkpoint` would look for its folder; it has the same settings as `base_tool_call`.
     checked = "base_tool_call" if agent.kind == "checkpoint" else agent.kind
