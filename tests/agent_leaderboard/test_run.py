@@ -17,6 +17,7 @@ from agent_leaderboard.play import episodes
 from agent_leaderboard.play.config import load_configs
 from agent_leaderboard.play.run import run
 from agent_leaderboard.records.results import FILES, read_checksums, read_run
+from agent_leaderboard.verify.verify import check_run
 from agent_trainers.trajectory import StopReason
 from tests.agent_leaderboard.runs import CONFIG, content_of, edit_manifest, write_config
 
@@ -194,6 +195,25 @@ def test_a_resumed_run_retries_again_and_keeps_the_costs_of_earlier_tries(tmp_pa
     assert all(line.is_scored for line in lines)
     assert [line.calls for line in lines] == [1, 5, 1]
     assert [line.prompt_tokens for line in lines] == [10, 50, 10]
+
+
+def test_environments_without_hidden_tasks_or_a_sandbox_are_left_out(tmp_path, small_data):
+    text = CONFIG.replace(
+        "agents:\n",
+        "  - {id: AgentR1/CommandLine-v0, kwargs: {sandbox: 'container:no/such:image'},\n"
+        "     optional: true, contamination: none}\nagents:\n",
+    )
+    config = small(tmp_path, text).choose(agents=["oracle"]).hide(tmp_path / "seed")
+    folder = run(config, tmp_path / "run", data=small_data)
+    manifest = read_run(folder).manifest
+    assert [one.slug for one in manifest.environments] == ["table", "multi-hop"]
+    reasons = {one.id: one.reason for one in manifest.left_out}
+    assert "the published run draws all of them" in reasons["AgentR1/HotpotQA-v0"]
+    assert "no/such:image" in reasons["AgentR1/CommandLine-v0"]
+    assert check_run(folder).problems == []
+    only = config.choose(environments=["hotpotqa"])
+    with pytest.raises(ConfigurationError, match="No environment of the run is available"):
+        run(only, tmp_path / "none", data=small_data)
 
 
 def test_a_resumed_run_keeps_the_date_and_the_commit_at_which_it_began(tmp_path):

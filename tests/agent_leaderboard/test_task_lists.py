@@ -1,12 +1,14 @@
 """Fixed task lists and the hashes of their content."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
 import pytest
 
 from agent_envs.core.tasks import Task
+from agent_leaderboard.play.config import DEFAULT_TASKS
 from agent_leaderboard.play.prepare import draw_tasks, list_tasks, task_labels, task_sha256
 from agent_leaderboard.records.manifest import HIDDEN_SEEDS, published
 from agent_leaderboard.records.results import task_list_sha256
@@ -79,6 +81,17 @@ def test_a_hidden_seed_draws_other_tasks_of_generated_families_too():
     assert len(set(drawn[0])) == 50
     assert min(drawn[0] + drawn[2]) > 10_000  # of 2**31; 0.05 % of all seeds draw a smaller one
     env.reset(seed=0, options={"task": max(drawn[0])})
+
+
+def test_a_hidden_seed_draws_tasks_of_a_data_set_without_those_of_the_published_run():
+    env = SimpleNamespace(num_tasks=125)
+    public = draw_tasks(env, DEFAULT_TASKS, 0)
+    hidden = draw_tasks(env, 100, HIDDEN_SEEDS)
+    assert sorted([*public, *hidden]) == list(range(125))
+    few = [draw_tasks(env, 10, HIDDEN_SEEDS + i) for i in (0, 0, 1)]
+    assert few[0] == few[1] != few[2]
+    assert len(set(few[0]) - set(public)) == 10
+    assert draw_tasks(SimpleNamespace(num_tasks=100), 100, HIDDEN_SEEDS) == []
 
 
 @pytest.mark.parametrize("name", ["SyntheticMultiHop", "CommandLine", "ReasoningGym"])

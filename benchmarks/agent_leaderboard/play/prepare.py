@@ -17,9 +17,9 @@ from tqdm.auto import tqdm
 
 from agent_envs.core.tasks import Task
 from agent_envs.core.tool_env import ToolEnv
-from agent_envs.errors import ConfigurationError, MissingExtraError
+from agent_envs.errors import ConfigurationError, MissingExtraError, SandboxUnavailableError
 from agent_leaderboard.agents.agent import MakeEnv, find_kind, tool_env
-from agent_leaderboard.play.config import RunConfig
+from agent_leaderboard.play.config import DEFAULT_TASKS, RunConfig
 from agent_leaderboard.play.environments import (
     check_data,
     configured_environment,
@@ -58,18 +58,27 @@ def prepare(config: RunConfig, data: Path | None) -> tuple[Manifest, dict[str, l
     for environment in tqdm(config.environments, desc="listing tasks", leave=False, disable=None):
         try:
             check_data(environment, data)
-            record, tasks[environment.slug] = complete_record(
+            record, entries = complete_record(
                 environment,
                 configured_environment(environment, None, data),
                 count=environment.num_tasks,
                 seed=config.protocol.seed,
                 data=data,
             )
-            environments.append(record)
-        except MissingExtraError as error:
+        except (MissingExtraError, SandboxUnavailableError) as error:
             if environment.slug not in config.optional:
                 raise
             left_out.append(LeftOut(id=environment.id, reason=str(error)))
+            continue
+        if not entries:
+            reason = "the hidden split has no tasks: the published run draws all of them"
+            left_out.append(LeftOut(id=environment.id, reason=reason))
+            continue
+        environments.append(record)
+        tasks[environment.slug] = entries
+    if not environments:
+        reasons = "; ".join(f"{one.id}: {one.reason}" for one in left_out[len(config.left_out) :])
+        raise ConfigurationError(f"No environment of the run is available: {reasons}.")
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         protocol=config.protocol,
@@ -171,14 +180,19 @@ def complete_record(
 def draw_tasks(env: ToolEnv, count: int, seed: int) -> list[int]:
     """Return the task indices of a run: drawn by `seed`, or the first of a generated family.
 
-    Seeds of a hidden split draw the latter, too, from more tasks than a table could hold.
+    Seeds of a hidden split draw the latter, too, from more tasks than a table could hold, and none
+    of a data set's tasks that the published run draws: fewer than `count` if fewer remain.
     """
-    if env.num_tasks is None and seed < HIDDEN_SEEDS:
-        return list(range(count))
-    size = 2**31 if env.num_tasks is None else env.num_tasks
-    if count >= size:
-        return list(range(size))
-    chosen = np.random.default_rng(seed).choice(size, count, replace=False)
+    is_hidden = seed >= HIDDEN_SEEDS
+    if env.num_tasks is None:
+        if not is_hidden:
+            return list(range(count))
+        tasks: Any = 2**31  # not listed
+    else:
+        public = draw_tasks(env, DEFAULT_TASKS, 0) if is_hidden else []
+        tasks = np.setdiff1d(np.arange(env.num_tasks), public)
+        count = min(count, len(tasks))
+    chosen = np.random.default_rng(seed).choice(tasks, count, replace=False)
     return sorted(int(task) for task in chosen)
 
 
