@@ -148,6 +148,14 @@ def _check_free(folder: Path, *, overwrite: bool) -> None:
         )
 
 
+def check_unused(folder: Path, *names: str) -> None:
+    """Raise `ConfigurationError` if a folder has one of these files, or one of a run."""
+    if found := [name for name in names if (folder / name).exists()] or _files_of_a_run(folder):
+        raise ConfigurationError(
+            f"--output_dir {folder} contains {Path(found[0]).name}. Choose another folder."
+        )
+
+
 def _clear(folder: Path, settings: Mapping[str, Any]) -> None:
     """Delete the files of a run, unless the new run's settings name one of them as input."""
     files = _files_of_a_run(folder)

@@ -33,6 +33,7 @@ from agent_trainers.batching.micro_batch import pack
 from agent_trainers.batching.probe import is_tiny
 from agent_trainers.cli.arguments import notifier, parse, run_command
 from agent_trainers.cli.model_options import model_path
+from agent_trainers.cli.output_folder import check_unused
 from agent_trainers.experimental.diagnose import name_file
 from agent_trainers.policies.models import load_tokenizer
 from agent_trainers.policies.rendering import ChatRenderer
@@ -97,8 +98,7 @@ def run(arguments: Sequence[str]) -> None:
     check_range(options, "positive", "learning_rate")
     lookup(_TARGETS, options.target, kind="target")
     folder = Path(options.output_dir)
-    if (folder / RESULTS_FILE).exists():
-        raise ConfigurationError(f"--output_dir: {folder / RESULTS_FILE} exists.")
+    check_unused(folder, RESULTS_FILE)
     rng = np.random.default_rng(options.seed)
     episodes = list(load_trajectories(options.trajectories))
     train, choice, test = make_sets(episodes, options.target, options.gamma, rng)
@@ -120,12 +120,21 @@ def run(arguments: Sequence[str]) -> None:
     critic.body.config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     save_critic(critic.cpu(), folder)
-    results = {"num_episodes": len(episodes), "errors": errors, "reliability": measured}
+    results = {
+        "num_episodes": len(episodes),
+        "errors": [_finite(error) for error in errors],
+        "reliability": {name: _finite(value) for name, value in measured.items()},
+    }
     write_json(folder / RESULTS_FILE, dataclasses.asdict(options) | results)
     figures = ", ".join(f"{name} {value:.3f}" for name, value in measured.items())
     notify(f"Held-out tasks: {figures}")
     notify(f"Choose with it: python -m agent_trainers.experimental.search FILE --value {folder}")
     notify(f"Initialise PPO with it: agent-r1-train --algorithm step_ppo --critic_model {folder}")
+
+
+def _finite(value: float) -> float | None:
+    """Return a number for a JSON file, which has no NaN."""
+    return value if np.isfinite(value) else None
 
 
 class Example(NamedTuple):
@@ -202,6 +211,9 @@ def fit(
     """Train a critic on `examples` and restore the weights of its best epoch on `choice`.
 
     Yields the mean squared error of each epoch on that set.
+
+    Raises:
+        ConfigurationError: If training diverged.
     """
     critic.eval()  # without dropout
     optimizer = torch.optim.AdamW(critic.parameters(), lr=learning_rate, weight_decay=0.0)
@@ -228,6 +240,11 @@ def fit(
             best = error
             best_state = {name: value.clone() for name, value in critic.state_dict().items()}
         yield error
+    if not np.isfinite(best):
+        raise ConfigurationError(
+            "The error of the critic was finite in no epoch, so its training diverged: lower "
+            "--learning_rate."
+        )
     critic.load_state_dict(best_state)
 
 

@@ -230,11 +230,23 @@ def test_a_value_is_trained_and_searched_with(played, tmp_path, monkeypatch, cap
     measured = json.loads((tmp_path / "run" / "value.json").read_text(encoding="utf-8"))
     assert 0 <= measured["reliability"]["calibration_error"] <= 1
     assert measured["num_episodes"] == len(more)
-    with pytest.raises(ConfigurationError, match=r"value\.json exists"):
+    with pytest.raises(ConfigurationError, match=r"contains value\.json"):
         values.run(command)
     search.run(["played.jsonl", "--value", "run"])
     lines = [line for line in capsys.readouterr().out.splitlines() if " success " in line]
     assert [line.split()[0] for line in lines] == ["sample", "best_of", "oracle_best_of"]
+
+
+def test_a_value_does_not_replace_files_of_a_run(tmp_path):
+    (tmp_path / "critic.safetensors").write_text("trained")
+    with pytest.raises(ConfigurationError, match=r"contains critic\.safetensors"):
+        values.run(["played.jsonl", "--output_dir", str(tmp_path)])
+
+
+def test_training_that_diverges_is_an_error(critic):
+    sets = examples({20: 0.0, 21: 1.0}), examples({20: 0.0, 21: 1.0})
+    with pytest.raises(ConfigurationError, match="lower --learning_rate"):
+        fitted(critic, *sets, 2, 1e38)
 
 
 @pytest.mark.parametrize(("command", "arguments", "error", "words"), [
