@@ -246,7 +246,7 @@ def test_a_value_does_not_replace_files_of_a_run(tmp_path):
 def test_training_that_diverges_is_an_error(critic):
     sets = examples({20: 0.0, 21: 1.0}), examples({20: 0.0, 21: 1.0})
     with pytest.raises(ConfigurationError, match="lower --learning_rate"):
-        fitted(critic, *sets, 2, 1e38)
+        fitted(critic, *sets, 2, float("inf"))
 
 
 @pytest.mark.parametrize(("command", "arguments", "error", "words"), [
