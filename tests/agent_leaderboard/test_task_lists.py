@@ -9,8 +9,15 @@ import pytest
 
 from agent_envs.core.tasks import Task
 from agent_leaderboard.play.config import DEFAULT_TASKS
-from agent_leaderboard.play.prepare import draw_tasks, list_tasks, task_labels, task_sha256
-from agent_leaderboard.records.manifest import HIDDEN_SEEDS, published
+from agent_leaderboard.play.environments import configured_environment
+from agent_leaderboard.play.prepare import (
+    complete_record,
+    draw_tasks,
+    list_tasks,
+    task_labels,
+    task_sha256,
+)
+from agent_leaderboard.records.manifest import HIDDEN_SEEDS, EnvironmentRecord, published
 from agent_leaderboard.records.results import task_list_sha256
 from agent_leaderboard.records.sealing import Seal
 
@@ -92,6 +99,22 @@ def test_a_hidden_seed_draws_tasks_of_a_data_set_without_those_of_the_published_
     assert few[0] == few[1] != few[2]
     assert len(set(few[0]) - set(public)) == 10
     assert draw_tasks(SimpleNamespace(num_tasks=100), 100, HIDDEN_SEEDS) == []
+
+
+def test_a_hidden_split_has_no_task_of_the_published_run(small_data, monkeypatch):
+    record = EnvironmentRecord(
+        slug="hotpotqa", id="AgentR1/HotpotQA-v0", kwargs={"data": "${data}/hotpot.jsonl"},
+        num_tasks=1, contamination="made up",
+    )  # fmt: skip
+    board = SimpleNamespace(environments=[record])  # one of two tasks
+    monkeypatch.setattr("agent_leaderboard.play.prepare.published", lambda: board)
+    make_env = configured_environment(record, None, small_data)
+    for seed in range(HIDDEN_SEEDS, HIDDEN_SEEDS + 5):
+        public, hidden = (
+            complete_record(record, make_env, count=count, seed=own, data=small_data)[1]
+            for count, own in ((1, 0), (2, seed))
+        )
+        assert sorted(entry.task for entry in public + hidden) == [0, 1]
 
 
 @pytest.mark.parametrize("name", ["SyntheticMultiHop", "CommandLine", "ReasoningGym"])

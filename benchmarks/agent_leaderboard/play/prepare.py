@@ -37,6 +37,7 @@ from agent_leaderboard.records.manifest import (
     LeftOut,
     Manifest,
     Protocol,
+    published,
 )
 from agent_leaderboard.records.reading import file_sha256
 from agent_leaderboard.records.results import Labels, TaskEntry, task_list_sha256
@@ -166,7 +167,9 @@ def complete_record(
         raise ConfigurationError(f"An environment could not be made: {error}.") from None
     with closing(made):
         env, seal = tool_env(made), environment_seal(record, data)
-        entries = list_tasks(env, draw_tasks(env, count, seed), seal)
+        public = [one.num_tasks for one in published().environments if one.id == record.id]
+        tasks = draw_tasks(env, count, seed, max(public, default=DEFAULT_TASKS))
+        entries = list_tasks(env, tasks, seal)
         return dataclasses.replace(
             record,
             max_turns=None if made.spec is None else made.spec.max_episode_steps,
@@ -177,11 +180,11 @@ def complete_record(
         ), entries
 
 
-def draw_tasks(env: ToolEnv, count: int, seed: int) -> list[int]:
+def draw_tasks(env: ToolEnv, count: int, seed: int, num_public: int = DEFAULT_TASKS) -> list[int]:
     """Return the task indices of a run: drawn by `seed`, or the first of a generated family.
 
     Seeds of a hidden split draw the latter, too, from more tasks than a table could hold, and none
-    of a data set's tasks that the published run draws: fewer than `count` if fewer remain.
+    of the `num_public` tasks of a data set that seed 0 draws: fewer than `count` if fewer remain.
     """
     is_hidden = seed >= HIDDEN_SEEDS
     if env.num_tasks is None:
@@ -189,7 +192,7 @@ def draw_tasks(env: ToolEnv, count: int, seed: int) -> list[int]:
             return list(range(count))
         tasks: Any = 2**31  # not listed
     else:
-        public = draw_tasks(env, DEFAULT_TASKS, 0) if is_hidden else []
+        public = draw_tasks(env, num_public, 0) if is_hidden else []
         tasks = np.setdiff1d(np.arange(env.num_tasks), public)
         count = min(count, len(tasks))
     chosen = np.random.default_rng(seed).choice(tasks, count, replace=False)
