@@ -18,7 +18,7 @@ from transformers.hf_argparser import HfArg
 from agent_leaderboard.report.visible_text import markdown_table
 from agent_trainers.cli.arguments import parse, run_command
 from benchmarks.grid import Grid, Result, Spec, read_json
-from benchmarks.learning_run import MULTI_HOP
+from benchmarks.learning_run import MULTI_HOP, check_distinct
 from benchmarks.papers_table import run_facts, write_page
 from benchmarks.pareto import train
 
@@ -47,6 +47,10 @@ class RewardModelArguments:
     work: str = HfArg(default="runs/reward_model", help="Folder of the runs.")
     output: str = HfArg(default="benchmarks/results", help="Folder of the page.")
 
+    def __post_init__(self) -> None:
+        """Check the seeds."""
+        check_distinct("seeds", self.seeds)
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
@@ -64,10 +68,12 @@ def _run(arguments: list[str]) -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join([str(work), os.environ.get("PYTHONPATH", "")])
         (work / "judged.py").write_text(JUDGED.format(str(work / MODEL)), encoding="utf-8")
         results: dict[str, Result] = {}
+        # The reward model, and what it judges, depend on the run of the first seed.
         for kind in TERMS:
-            cells = {f"{kind}-{seed}": [kind, seed] for seed in options.seeds}
+            judge = [] if kind == "true" else [options.seeds[0]]
+            cells = {f"{kind}-{seed}": [kind, seed, *judge] for seed in options.seeds}
             results |= grid.run(cells, lambda k, s: _train(grid, k, s, options), jobs=options.jobs)
-            model = grid.run({MODEL: None}, lambda *_: _fit(grid, options))[MODEL]
+            model = grid.run({MODEL: options.seeds[0]}, lambda *_: _fit(grid, options))[MODEL]
     facts = run_facts(PROGRAM, arguments, options, [model, *results.values()])
     rows = [
         [key, *(f"{true:.2f}, {seen:.2f}" for true, seen in quarters(result["curve"])),
@@ -82,13 +88,13 @@ def _run(arguments: list[str]) -> None:
         f"error {model['calibration_error']:.3f}.\n\n{markdown_table(head, rows)}\n"
     )
     print(text)  # noqa: T201
-    draw(Path(options.output) / "reward_model.png", results)
     data = {"results": results, "reward_model": model, **facts}
     write_page(options.output, "reward_model", data, text)
+    draw(Path(options.output) / "reward_model.png", results)
 
 
 def _train(grid: Grid, key: str, spec: Spec, options: RewardModelArguments) -> Result:
-    kind, seed = spec
+    kind, seed, *_ = spec
     kwargs = {**ENV, "rewards": {TERMS[kind]: 1.0}}
     kept = ["--save_steps", "20", "--save_total_limit", "9"]
     entries, seconds = train(grid, key, options, seed, kwargs, *kept)

@@ -37,7 +37,7 @@ from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.evaluation import evaluate_policy, plan_samples
 from agent_trainers.tiny_policy.make import write_recipe
 from benchmarks.grid import Result, output_in_log, running_cells
-from benchmarks.learning_run import LearningRun, fine_tune, prepare
+from benchmarks.learning_run import LearningRun, check_distinct, fine_tune, prepare
 from benchmarks.papers_table import mean_text, run_facts, write_page
 
 PROGRAM: Final = "python -m benchmarks.summaries"
@@ -152,7 +152,8 @@ class SummariesArguments:
     output: str = HfArg(default="benchmarks/results", help="Folder of the page.")
 
     def __post_init__(self) -> None:
-        """Check the arms."""
+        """Check seeds and arms."""
+        check_distinct("seeds", self.seeds)
         for arm in self.arms:
             lookup(ARMS, arm, kind="arm")
         if TRAINED not in self.arms:
