@@ -86,7 +86,9 @@ class ApiMessage(_Strict):
     content: Annotated[str, BeforeValidator(_join_parts)] = Field(
         default="", validation_alias=AliasChoices("content", "output")
     )
-    calls: list[ApiCall] = Field(default=[], validation_alias="tool_calls")
+    calls: Annotated[
+        list[ApiCall], BeforeValidator(lambda calls: [] if calls is None else calls)
+    ] = Field(default=[], validation_alias="tool_calls")
     call_id: str = Field(default="", validation_alias=AliasChoices("tool_call_id", "call_id"))
     """The call that a tool message answers."""
     function_call: None = None

@@ -10,7 +10,9 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import pydantic
 
+from agent_envs.core.command_line import refusal
 from agent_envs.core.tool import Tool
 from agent_envs.errors import AgentEnvsError, ConfigurationError
 from agent_trainers.gateway.requests import (
@@ -23,7 +25,7 @@ from agent_trainers.gateway.requests import (
 from agent_trainers.gateway.turns import Turn, TurnEnd, read_calls, read_conversation
 from agent_trainers.policies.control_tokens import clean
 from agent_trainers.policies.policy import Generation, GenerationRequest, Usage
-from agent_trainers.trajectory import LARGEST_REWARD, StopReason, Trajectory, Transition
+from agent_trainers.trajectory import LARGEST_REWARD, Number, StopReason, Trajectory, Transition
 
 if TYPE_CHECKING:
     from agent_trainers.gateway.gateway import Gateway
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 Reward = float | Mapping[str, float]
 Generate = Callable[[int, GenerationRequest], Awaitable[Generation]]
 """Waits for the turn of a request under a key of the policy's stream."""
+_METRICS: Final = pydantic.TypeAdapter(dict[str, Number])
 _LIMITS: Final = (StopReason.TURN_LIMIT, StopReason.TOKEN_LIMIT, StopReason.CONTEXT_OVERFLOW)
 
 
@@ -138,7 +141,14 @@ class Session:
         `reward` is for the newest turn, as in `reward`; a plain number is the term ``outcome``.
         The stop reason, if it is not given, is `default_reason`, unless the newest call failed
         because of a limit, a timeout or the policy.
+
+        Raises:
+            ConfigurationError: If a metric is no finite number; the session stays open.
         """
+        try:
+            numbers = _METRICS.validate_python(dict(metrics or {}))
+        except pydantic.ValidationError as invalid:
+            raise refusal("metrics", invalid) from None
         with self._lock:
             if self._trajectory is None:
                 if stop_reason is not None:
@@ -152,9 +162,7 @@ class Session:
                     message = "The program never called the model."
                 if self._turns and reward is not None:
                     self._add_reward(reward, "outcome")
-                self._trajectory = self._make_trajectory(
-                    dict(metrics or {}), reason, error or message
-                )
+                self._trajectory = self._make_trajectory(numbers, reason, error or message)
                 for key in (*self._free_keys, *self._busy_keys):
                     self._gateway.drop(key)
         self._gateway.sessions.pop(self.id, None)

@@ -8,6 +8,7 @@ import numpy as np
 import openai
 import pytest
 
+from agent_envs.errors import ConfigurationError
 from agent_trainers import Gateway
 from agent_trainers.gateway import SessionLimits
 from agent_trainers.gateway.turns import TurnEnd
@@ -83,6 +84,21 @@ def test_parameters_without_effect_and_ignored_ones_are_accepted(policy):
             response_format={"type": "text"}, service_tier="auto", logit_bias={}, store=False,
             max_tokens=9999, parallel_tool_calls=True, seed=-(2**63))  # fmt: skip
         assert session.close().stop_reason is StopReason.ANSWERED
+
+
+def test_a_dumped_message_may_be_sent_back(gateway):
+    session = gateway.open(task_id="0")
+    message = ask(session).choices[0].message.model_dump()
+    ask(session, [*USER, message | {"tool_calls": None}, *USER])
+    assert len(session.close().transitions) == 2
+
+
+@pytest.mark.parametrize("value", ["Paris", None, float("nan")])
+def test_metrics_of_a_session_are_numbers(gateway, value):
+    session = gateway.open(task_id="0")
+    with pytest.raises(ConfigurationError, match="metrics: answer: "):
+        session.close(metrics={"answer": value})
+    assert session.close(metrics={"answer": True}).metrics == {"answer": 1.0}
 
 
 def test_a_turn_ends_after_the_requested_number_of_tokens(gateway):
