@@ -255,7 +255,7 @@ def _print_table(options: EvaluateArguments, evaluation: Evaluation) -> None:
         f"{counted(usage.calls, 'model turn')}, "
         f"{usage.prompt_tokens} prompt and {usage.completion_tokens} completion tokens"
     )
-    Console().print(table)
+    Console(markup=False).print(table)
 
 
 def collect(arguments: Sequence[str]) -> None:

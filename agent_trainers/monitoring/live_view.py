@@ -146,7 +146,7 @@ class LiveView(TrainerCallback, JupyterMixin):  # type: ignore[misc]
             for text in extension.active_alarms().values()
         ]
         parts += [Text(f"alarm: {alarm}", "bold red") for alarm in alarms]
-        yield Panel(Group(*parts), title=self._title, title_align="left", padding=(0, 1))
+        yield Panel(Group(*parts), title=Text(self._title), title_align="left", padding=(0, 1))
 
     def _progress(self) -> Table:
         steps, times = Column(no_wrap=True), Column(no_wrap=True, justify="right")

@@ -46,6 +46,10 @@ def draw(view, width=100):
     return console.file.getvalue()
 
 
+def test_a_title_is_no_markup():
+    assert "grpo on [/x]" in draw(LiveView("grpo on [/x]", Trainer()))
+
+
 def state(step, **changes):
     settings = {"global_step": step, "max_steps": 4, "is_world_process_zero": True,
                 "log_history": []}  # fmt: skip
