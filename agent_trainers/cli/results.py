@@ -44,7 +44,12 @@ from agent_trainers.monitoring.trajectory_samples import (
 from agent_trainers.recipes import RUN_SETTINGS
 from agent_trainers.rollout.evaluation import confidence_interval
 from agent_trainers.trainers.grpo import StepGRPOTrainer
-from agent_trainers.trajectory import TRAJECTORIES_FILE, Trajectory, save_trajectories
+from agent_trainers.trajectory import (
+    TRAJECTORIES_FILE,
+    Trajectory,
+    plain_value,
+    save_trajectories,
+)
 
 PACKAGES: Final = ("agent-r1", "gymnasium", "torch", "transformers", "trl", "accelerate")
 SAMPLES_PER_BATCH: Final = 16
@@ -131,11 +136,14 @@ class RunFiles(TrainerCallback):  # type: ignore[misc]
     def _describe(self) -> dict[str, Any]:
         """Describe the run, also in settings.json, where ``agent-r1-eval --model`` finds it."""
         args, (first, *_) = self._trainer.args, self._trainer.trajectories["train"]
-        facts = {
-            "env": first.env_id or None,
-            "env_kwargs": first.env_kwargs,
-            "model": self._trainer.model.config.name_or_path,
-        }
+        facts: dict[str, Any] = {"env": first.env_id or None, "env_kwargs": first.env_kwargs}
+        members = getattr(self._trainer.source, "members", ())
+        if len(members) > 1:
+            are_named = not any(callable(member.id) for member in members)
+            envs = [member.as_json() for member in members] if are_named else None
+            text = json.dumps(envs, default=plain_value, skipkeys=True)
+            facts = {"env": None, "env_kwargs": {}, "envs": json.loads(text)}
+        facts["model"] = self._trainer.model.config.name_or_path
         names = ("max_completion_length", "learning_rate", "seed")
         settings = facts | {name: getattr(args, name) for name in names}
         write_json(self._folder / RUN_SETTINGS, settings)
@@ -316,7 +324,6 @@ def write_results(
         "versions": versions(),
     }
     folder = Path(trainer.args.output_dir)
-    write_json(folder / RESULTS_FILE, results)
     plot_learning_curve(
         folder / "learning_curve.png",
         trainer.state.log_history,
@@ -326,6 +333,7 @@ def write_results(
     files.write_page()
     save_trajectories(folder / TRAJECTORIES_FILE, [s.trajectory for s in files.samples])
     trainer.create_model_card(model_name=folder.name)
+    write_json(folder / RESULTS_FILE, results)  # last, since only a finished run has results
     return results
 
 
@@ -360,7 +368,7 @@ def print_results(results: Mapping[str, Any], folder: Path) -> None:
         f"95 % intervals; {counted(results['num_eval_episodes'], 'evaluation episode')}: "
         f"{results['evaluated_on']}; {effort}"
     )
-    console = Console()
+    console = Console(markup=False)
     is_evaluated = results["success_before"] is not None or results["num_eval_episodes"] > 0
     console.print(table if is_evaluated else f"{title}: {effort}, without evaluation.")
     for alarm in results.get("hacking_alarms", ()):
@@ -417,8 +425,8 @@ def dry_run(trainer: StepGRPOTrainer, title: str, checkpoint: str | None = None)
     )
     page = Path(trainer.args.output_dir) / PAGE
     write_trajectory_page(page, chosen, tokenizer=trainer.processing_class, title=title)
-    console = Console(highlight=False)
-    console.rule(f"[bold]dry run: {title}", align="left")
+    console = Console(markup=False, highlight=False)
+    console.rule(Text(f"dry run: {title}", "bold"), align="left")
     groups: dict[str, Text] = {}
     for group_id, task_id, shown_return, style in episodes:
         groups.setdefault(group_id, Text(f"  {task_id:.40}:")).append(f" {shown_return}", style)

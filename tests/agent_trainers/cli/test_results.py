@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import gymnasium as gym
@@ -10,10 +11,13 @@ from datasets import Dataset
 from agent_trainers import TINY_POLICY, StepGRPOConfig, StepGRPOTrainer
 from agent_trainers.batching.collate import collate
 from agent_trainers.batching.rows import make_rows
+from agent_trainers.cli import results
+from agent_trainers.cli.environments import recorded_member
 from agent_trainers.cli.evaluate import PolicyArguments, open_environment
 from agent_trainers.cli.results import RunFiles, evaluate
 from agent_trainers.experimental.hack_watch import HackWatch
 from agent_trainers.monitoring.trajectory_samples import BatchRecord
+from agent_trainers.tasks.env_members import EnvMember
 from agent_trainers.trajectory import StopReason, load_trajectories
 from tests.agent_trainers.made import trajectory, transition
 from tests.agent_trainers.short_run import SETTINGS
@@ -105,6 +109,51 @@ def test_the_intervals_are_over_tasks_of_all_environments_also_with_equal_ids():
     assert low < 0.4 < 0.6 < high  # not one task of success 0.5 for each pair
 
 
+def test_results_are_written_last(collector, tmp_path, monkeypatch):
+    files = collector([episode()])
+    own = {"evaluated": SimpleNamespace(names=()), "training_seconds": 1.0,
+           "seconds_before_resume": 0.0}  # fmt: skip
+    vars(files._trainer).update(own)
+    model = SimpleNamespace(num_parameters=lambda: 1)
+    accelerator = SimpleNamespace(num_processes=1, unwrap_model=lambda _: model)
+    vars(files._trainer).update(accelerator=accelerator, model=model)
+
+    def fail(*_, **__):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(results, "plot_learning_curve", fail)
+    with pytest.raises(OSError, match="no space"):
+        results.write_results(files._trainer, files, {}, {}, {})
+    assert not (tmp_path / "results.json").exists()
+
+
+def test_names_are_no_markup(capsys):
+    figures = {f"{name}_{when}": 0.5 for name in ("success", "return")
+               for when in ("before", "after")}  # fmt: skip
+    figures |= {f"{name}_interval": None for name in figures}
+    facts = {"algorithm": "grpo", "env": "acc[/x]", "steps": 1, "seconds": 1, "total_seconds": 1,
+             "num_eval_episodes": 1, "evaluated_on": "tasks[easy]"}  # fmt: skip
+    results.print_results({**facts, **figures}, Path("runs/[lr=1e-3]"))
+    shown = capsys.readouterr().out
+    assert all(text in shown for text in ("acc[/x]", "tasks[easy]", "runs/[lr=1e-3]"))
+
+
+def test_every_environment_of_a_python_program_is_in_its_settings(collector, tmp_path):
+    members = [EnvMember(id=f"{name}-v0", name=name, kwargs={"hops": 1}) for name in "ab"]
+    files = collector([episode()])
+    own = {"source": SimpleNamespace(members=members), "trajectories": {"train": [episode()]},
+           "model": SimpleNamespace(config=SimpleNamespace(name_or_path="m"))}  # fmt: skip
+    vars(files._trainer).update(own)
+    vars(files._trainer.args).update(
+        max_completion_length=8, learning_rate=0.1, seed=0, advantage_estimator="grpo"
+    )
+    assert files._describe()["envs"] == [member.as_json() for member in members]
+    settings = json.loads((tmp_path / "settings.json").read_text())
+    assert recorded_member(settings, "b", "settings.json") == members[1]
+    members[0] = EnvMember(id=lambda: None, name="a")
+    assert files._describe()["envs"] is None
+
+
 def test_a_python_program_gets_the_files_of_the_launcher_from_one_callback(tmp_path):
     settings = SETTINGS | {"output_dir": str(tmp_path), "advantage_estimator": "grpo_step"}
     trainer = StepGRPOTrainer(
@@ -117,12 +166,12 @@ def test_a_python_program_gets_the_files_of_the_launcher_from_one_callback(tmp_p
     trainer.train()
     names = {"results.json", "learning_curve.png", "trajectories.html", "model.safetensors"}
     assert names <= {path.name for path in tmp_path.iterdir()}
-    results = json.loads((tmp_path / "results.json").read_text())
-    assert (results["env_kwargs"], results["steps"]) == ({"hops": 1}, 1)
+    written = json.loads((tmp_path / "results.json").read_text())
+    assert (written["env_kwargs"], written["steps"]) == ({"hops": 1}, 1)
     for name in ("success_before", "success_after"):
-        low, high = results[f"{name}_interval"]
-        assert 0 <= low <= results[name] <= high <= 1
+        low, high = written[f"{name}_interval"]
+        assert 0 <= low <= written[name] <= high <= 1
     environment, _ = open_environment(PolicyArguments(model=str(tmp_path)))
     assert environment.env_kwargs == {"hops": 1}
     # and the files are those of one run
-    assert {t.env_id for t in load_trajectories(tmp_path)} == {results["env"]}
+    assert {t.env_id for t in load_trajectories(tmp_path)} == {written["env"]}
