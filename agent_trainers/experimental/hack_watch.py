@@ -198,6 +198,7 @@ class HackWatch(Extension):
     def __init__(self) -> None:
         self._histories: dict[str, _History] = {}
         self._alarms: dict[tuple[str, str], dict[str, Any]] = {}
+        self._texts: Mapping[str, str] = {}  # replaced as a whole: a thread draws them
 
     def metrics(self, mode: str, step: int, batch: Any) -> Mapping[str, float]:
         """Return the counters of a batch, and the alarms of a training batch."""
@@ -212,7 +213,7 @@ class HackWatch(Extension):
 
     def active_alarms(self) -> Mapping[str, str]:
         """Return their texts by sign."""
-        return {name: self._alarms[env, name]["text"] for env, name in self.active()}
+        return self._texts
 
     def results(self) -> Mapping[str, Any]:
         """Return all alarms of the run, with their first and last optimiser step."""
@@ -232,6 +233,7 @@ class HackWatch(Extension):
             alarm = {"sign": name, "env": env, "first_step": step}
             alarm |= self._alarms.get((env, name), {})
             self._alarms[env, name] = alarm | {"last_step": step, "text": text}
+        self._texts = {name: self._alarms[env, name]["text"] for env, name in active}
         figures = counters(tallies) | {"hacking/alarms": float(len(active))}
         return figures | {f"hacking/alarm/{name}": 1.0 for _, name in active}
 
@@ -250,3 +252,4 @@ class HackWatch(Extension):
         """Restore what `state_dict` returned."""
         self._histories = {env: _History(*lists) for env, lists in state["histories"].items()}
         self._alarms = {(alarm["env"], alarm["sign"]): alarm for alarm in state["alarms"]}
+        self._texts = {name: self._alarms[env, name]["text"] for env, name in self.active()}

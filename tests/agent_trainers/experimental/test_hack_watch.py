@@ -19,6 +19,7 @@ from agent_trainers.monitoring.episode_statistics import summarise
 from agent_trainers.policies.policy import ScriptedPolicy
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.episode import EpisodeSpec
+from tests.agent_trainers.made import trajectory, transition
 
 ID = "AgentR1/SyntheticMultiHop-v0"
 TASKS = range(4)
@@ -259,3 +260,18 @@ def test_passages_of_the_task_may_be_copied_and_those_of_results_may_not():
     asked = [*task, {"role": "assistant", "content": "a"}, {"role": "tool", "content": "nothing"}]
     assert _copied_share(text, asked) == 0.0
     assert _copied_share(text, [*asked, {"role": "tool", "content": text}]) == 1.0
+
+
+def test_alarms_do_not_change_while_a_batch_is_added():
+    watch = HackWatch()
+    assert watch.active_alarms() == {}
+    episode = summarise(trajectory(transition()))
+    for step in range(NUM_BATCHES):
+        watch.add(step, [(episode, {"copied_passages": 1})])
+    before = watch.active_alarms()
+    assert [*before] == ["copied_passages"]
+    watch._histories["another"] = watch._histories[""]  # the first half of `add`
+    assert watch.active_alarms() == before
+    resumed = HackWatch()
+    resumed.load_state_dict(watch.state_dict() | {"histories": {}})
+    assert resumed.active_alarms() == {}

@@ -163,3 +163,9 @@ def test_tokens_are_coloured_only_by_numbers_that_they_have(page):
     steps = [replace(first, values=None), second]
     assert [f'id="by-{name}"' in page(sample(steps=steps)) for name in COLOURS] == [1, 1, 0]
     assert "Colour tokens by" not in page(sample(steps=None))
+
+
+def test_a_summary_without_its_context_is_shown(page):
+    summary = transition(info={"action": {"kind": "summary", "text": "so far"}})
+    shown = page(sample(trajectory=trajectory(summary, transition()), steps=None, rows=()))
+    assert "so far" in shown
