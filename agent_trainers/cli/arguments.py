@@ -26,7 +26,7 @@ from agent_envs.errors import (
     MissingExtraError,
     UnknownNameError,
 )
-from agent_trainers.cli.config_files import read_config
+from agent_trainers.cli.config_files import read_settings
 from agent_trainers.trainers.config import StepPPOConfig
 
 T = TypeVar("T")
@@ -100,6 +100,12 @@ class CommandParser(HfArgumentParser):  # type: ignore[misc] # transformers is u
         values: argparse.Namespace = self.parse_known_args(kept, unset)[0]
         return values
 
+    def setting(self, argument: str) -> str:
+        """Return the name of the setting of an option such as ``--learning-rate=1``."""
+        option = argument.split("=")[0]
+        action = self._option_string_actions.get(option)
+        return option if action is None else action.dest
+
     def read(self, arguments: Sequence[str]) -> argparse.Namespace:
         """Return the values by name; ends the process if an option is wrong or unknown."""
         for action in self._actions:
@@ -153,7 +159,7 @@ def parse(arguments: Sequence[str], kind: type[T], *, program: str, description:
     """Parse a command line and its ``--config`` file into one object."""
     parser = CommandParser((kind,), program=program, description=description)
     if (config := parser.given(arguments).config) is not None:
-        parser.use_settings(read_config(Path(config)), config)
+        parser.use_settings(read_settings(Path(config)), config)
     parsed: T = parser.build(parser.read(arguments))[0]
     return parsed
 

@@ -1,6 +1,7 @@
 """YAML files of settings; imports no library that takes seconds to load."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,22 @@ class _UniqueKeys(yaml.SafeLoader):
         if twice := [name for name in names if names.count(name) > 1]:
             raise yaml.YAMLError(f"{twice[0]!r} is given twice")
         return super().construct_mapping(node, deep)
+
+
+def read_settings(path: Path, aliases: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Read a file of options; dashes and `aliases` become the names of the options."""
+    settings: dict[str, Any] = {}
+    for option, value in read_config(path).items():
+        name = option.replace("-", "_")
+        name = (aliases or {}).get(name, name)
+        if name in settings:
+            raise ConfigurationError(
+                f"--config {path}: {option!r} sets {name!r} again. Remove one."
+            )
+        settings[name] = value
+    if "config" in settings:
+        raise ConfigurationError(f"--config {path}: cannot name another file. Remove 'config'.")
+    return settings
 
 
 def read_config(path: Path, option: str = "--config") -> dict[str, Any]:

@@ -82,7 +82,7 @@ def open_run(
         ) from None
     with lock:
         if resume or (checkpoint and Path(checkpoint).resolve().parent == folder.resolve()):
-            is_changed = _check_same_settings(folder, settings, notify)
+            is_changed = _check_same_settings(folder, settings, notify, option)
             if resume and not is_changed and (folder / RESULTS_FILE).exists():
                 raise ConfigurationError(
                     f"The run in {folder} is finished, so there is nothing to resume. Continue it "
@@ -108,24 +108,31 @@ def read_arguments(
     parser = make_parser(arguments)
     values = parser.read(arguments)
     if values.resume:
-        arguments = _resumed_arguments(Path(values.output_dir), arguments)
+        folder = Path(values.output_dir)
+        arguments = _resumed_arguments(folder, arguments, parser.setting)
         parser = make_parser(arguments)
         values = parser.read(arguments)
     return arguments, parser, values
 
 
-def _resumed_arguments(folder: Path, arguments: Sequence[str]) -> list[str]:
-    """Return the command line of the run in a folder, with `arguments` in place of its options."""
+def _resumed_arguments(
+    folder: Path, arguments: Sequence[str], setting: Callable[[str], str]
+) -> list[str]:
+    """Return the command line of the run in a folder, with `arguments` in place of its options.
+
+    `setting` returns the name of an option's setting, which may have several options.
+    """
     try:
         settings = json.loads((folder / RUN_SETTINGS).read_text(encoding="utf-8"))
         began = shlex.split(settings[COMMAND])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return list(arguments)
-    given = {argument.split("=")[0] for argument in arguments} | {"--overwrite", "--resume"}
+    given = {setting(each) for each in arguments if each.startswith("--")}
+    given |= {"overwrite", "resume"}
     kept, is_kept = [], True
     for argument in began:
         if argument.startswith("--"):
-            is_kept = argument.split("=")[0] not in given
+            is_kept = setting(argument) not in given
         if is_kept:
             kept.append(argument)
     return [*kept, *arguments]
@@ -212,7 +219,7 @@ def _paths(value: Any, name: str = "") -> Iterator[tuple[str, Path]]:
 
 
 def _check_same_settings(
-    folder: Path, settings: Mapping[str, Any], notify: Callable[[str], None]
+    folder: Path, settings: Mapping[str, Any], notify: Callable[[str], None], option: str
 ) -> bool:
     """Check that a resumed run has the settings it began with; print and return a new length."""
     if not (path := folder / RUN_SETTINGS).exists():  # stopped before it began
@@ -233,10 +240,11 @@ def _check_same_settings(
             f"{saved['max_steps']}. A resumed run has as many or more."
         )
     if changes:
+        hint = "; --resume_from_checkpoint starts another run from a checkpoint of it"
+        hint = hint if option == "--output_dir" else ""
         raise ConfigurationError(
             f"The run in {folder} began with other settings ({'; '.join(changes.values())}). Use "
-            "the same settings or another folder; --resume_from_checkpoint starts another run from "
-            "a checkpoint of it."
+            f"the same settings or another {option}{hint}."
         )
     for change in longer:
         notify(f"Resuming with changed {change}.")

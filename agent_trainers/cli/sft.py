@@ -20,7 +20,7 @@ from agent_envs.core.command_line import check_range, counted, json_object
 from agent_envs.errors import ConfigurationError, DataError
 from agent_trainers.batching.rows import make_rows
 from agent_trainers.cli.arguments import CommandParser, notifier, run_command
-from agent_trainers.cli.config_files import read_config
+from agent_trainers.cli.config_files import read_settings
 from agent_trainers.cli.environments import DEFAULT_ENV, first_tasks, inspect_environment
 from agent_trainers.cli.launch import Interrupted, StopRequests
 from agent_trainers.cli.model_options import ModelArguments, model_path, refused_settings
@@ -98,7 +98,7 @@ def make_parser(arguments: Sequence[str]) -> CommandParser:
     if given.model is not None:
         parser.use_settings(fast_precision(), "this machine")
     if given.config is not None:
-        parser.use_settings(read_config(Path(given.config)), given.config)
+        parser.use_settings(read_settings(Path(given.config)), given.config)
     return parser
 
 

@@ -20,11 +20,11 @@ from transformers.integrations import (
 from transformers.utils.logging import disable_progress_bar
 from trl import get_peft_config
 
-from agent_envs.core.command_line import check_range, counted
+from agent_envs.core.command_line import check_range, counted, json_object
 from agent_envs.core.lookup import lookup, require_extra
 from agent_envs.errors import ConfigurationError
 from agent_trainers.cli.arguments import CommandParser, notifier, run_command
-from agent_trainers.cli.config_files import read_config
+from agent_trainers.cli.config_files import read_config, read_settings
 from agent_trainers.cli.environments import (
     DEFAULT_ENV,
     OF_PROGRAMS,
@@ -291,11 +291,14 @@ def _surviving(file: Path, over: Mapping[str, Any]) -> dict[str, Any]:
 
     Arguments belong to their environment or program, and go with it.
     """
-    settings = {_ALIASES.get(name, name): value for name, value in read_config(file).items()}
+    settings = read_settings(file, _ALIASES)
     env, own = over.get("env"), settings.get("env", DEFAULT_ENV)
     dropped: set[str] = set(over)
     if over.get("program") or (env and env not in (own, [own])):
         dropped |= _OF_ENVIRONMENTS
+    kwargs = over.get("env_kwargs")
+    if "data" in (json_object(kwargs, "--env_kwargs") if isinstance(kwargs, str) else kwargs or ()):
+        dropped.add("eval_env_kwargs")  # a split of the public data set
     if env and not over.get("program"):
         dropped |= {"program", *OF_PROGRAMS}
     return {name: value for name, value in settings.items() if name not in dropped}

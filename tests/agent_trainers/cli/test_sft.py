@@ -106,7 +106,7 @@ def test_the_best_episodes_are_collected_resumably_and_trained_on(tmp_path, caps
     with pytest.raises(KeyboardInterrupt):
         evaluate.collect(command)
     monkeypatch.setattr(evaluate, "save_trajectories", save)
-    with pytest.raises(ConfigurationError, match="seed: 0 -> 1"):
+    with pytest.raises(ConfigurationError, match=r"seed: 0 -> 1\)\. .* or another --output\.$"):
         evaluate.collect([*command, "--seed", "1"])
     evaluate.collect(command)  # goes on after the second portion
     cut = load_trajectories(tmp_path / "best.jsonl.gz")

@@ -5,6 +5,7 @@ import copy
 import dataclasses
 import json
 import re
+import shlex
 import shutil
 import sys
 import typing
@@ -22,6 +23,7 @@ from agent_trainers.cli.environments import (
     read_source,
 )
 from agent_trainers.cli.model_options import ModelArguments
+from agent_trainers.cli.output_folder import read_arguments
 from agent_trainers.cli.train import TrainArguments, make_parser, parse_arguments
 from agent_trainers.policies import local
 from agent_trainers.policies.models import load_model
@@ -63,6 +65,9 @@ WRONG = {
         (["--program", "a:run"], "--program needs --tasks"),
         (["--program", "a:run", "--env", TOOLS], "--env is for environments"),
         (["--config", "twice.yaml"], "twice.yaml: is not valid YAML: 'max_steps' is given twice"),
+        (["--config", "alias.yaml"], "alias.yaml: 'env' sets 'env' again"),
+        (["--config", "dashes.yaml"], "'learning_rate' sets 'learning_rate' again"),
+        (["--config", "nested.yaml"], "nested.yaml: cannot name another file"),
         (["--config", "no_value.yaml"], "no_value.yaml: --learning_rate has no value"),
         (["--config", "no.yaml"], "--env False: Environment `False` doesn't exist"),
         (["--config", "date.yaml"], "--config date.yaml: is not valid YAML", "type date"),
@@ -130,7 +135,9 @@ def wrong_inputs(tmp_path, monkeypatch):
     """Work in a folder with files that the commands refuse."""
     files = {
         "exits.py": "raise SystemExit(3)", "twice.yaml": "max_steps: 3\nmax_steps: 4",
-        "no_value.yaml": "learning_rate:",
+        "no_value.yaml": "learning_rate:", "nested.yaml": "config: other.yaml",
+        "alias.yaml": f"envs: [{TOOLS}]\nenv: {TOOLS}",
+        "dashes.yaml": "learning-rate: 0.5\nlearning_rate: 0.1",
         "no.yaml": "env: no", "date.yaml": "env_kwargs: {split: 2026-01-01}",
         "deep.yaml": "a: " + 500 * "[" + 500 * "]", "empty_list.yaml": "envs: []",
         "number.py": "x = 3", "t.jsonl": '{"q": 1}',
@@ -292,6 +299,13 @@ def test_the_arguments_of_an_environment_go_with_it(config_file):
     assert (read_source(options).settings["env"], config.max_steps) == (DEFAULT_ENV, 3)
 
 
+def test_own_data_replace_the_split_that_a_recipe_evaluates_on():
+    options, _ = train.parse_arguments(
+        ["--config", "hotpotqa_grpo", "--use_vllm", "false", "--env_kwargs", '{"data": "a.jsonl"}']
+    )
+    assert options.eval_env_kwargs is None
+
+
 def test_several_environments_are_read_from_a_file_and_from_the_command_line(config_file):
     envs = [{"id": DEFAULT_ENV, "weight": 2, "kwargs": {"hops": [1, 2, 3]}}, {"id": TOOLS}]
     file = config_file(envs=envs, eval_envs=[{"id": DEFAULT_ENV, "name": "test"}])
@@ -318,3 +332,20 @@ def test_evaluation_tasks_are_held_out_where_no_others_are_named():
     assert sorted([*split.train, *split.eval]) == list(range(20))
     assert len(split.eval) == 4
     assert hold_out(4, 200, seed=0).words.startswith("training tasks")
+
+
+def test_options_with_dashes_in_a_file_go_with_their_environment(tmp_path):
+    (tmp_path / "x.yaml").write_text(f"env: {TOOLS}\nenv-kwargs: {{split: test}}\n")
+    config = ["--config", str(tmp_path / "x.yaml")]
+    other = "AgentR1/SyntheticLongHorizon-v0"
+    assert parse_arguments([*config, "--env", other])[0].env_kwargs is None
+
+
+@pytest.mark.parametrize("began", ["--envs", "--env"])
+def test_a_resumed_run_replaces_an_option_also_under_its_other_names(tmp_path, began):
+    folder = ["--output-dir", str(tmp_path)]
+    command = shlex.join([*folder, began, TOOLS, DEFAULT_ENV])
+    (tmp_path / "settings.json").write_text(json.dumps({"command": command}))
+    given = [*folder, "--resume", "--env", TOOLS, DEFAULT_ENV]
+    _, _, values = read_arguments(make_parser, given)
+    assert values.env == [TOOLS, DEFAULT_ENV]
