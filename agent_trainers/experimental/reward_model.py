@@ -36,6 +36,7 @@ from agent_envs.judges.judge import digest
 from agent_trainers.batching.collate import pad_rows
 from agent_trainers.batching.probe import is_tiny
 from agent_trainers.cli.arguments import notifier, parse, run_command
+from agent_trainers.cli.evaluate import check_output
 from agent_trainers.cli.model_options import model_path
 from agent_trainers.experimental.diagnose import name_file
 from agent_trainers.experimental.values import NUM_BINS, reliability, split_by_tokens, split_tasks
@@ -162,6 +163,7 @@ def calibrate(options: CalibrateArguments) -> None:
 
 def score(options: ScoreArguments) -> None:
     """Write trajectories with the model's reward as a further term."""
+    check_output("--output", options.output, is_trajectories=True)
     model = RewardModel(options.reward_model)
     episodes = [t for path in options.trajectories for t in load_trajectories(path)]
     if not any(episode.is_scorable for episode in episodes):

@@ -342,7 +342,13 @@ class ProcessValue:
 
 def hidden_states(critic: CriticModel, sequences: Sequence[Sequence[int]]) -> torch.Tensor:
     """Return last hidden states (B, T, H) of B right-padded sequences of at most T tokens."""
-    input_ids = pad_rows(sequences).to(critic.head.linear.weight.device)
+    input_ids = pad_rows(sequences)
+    if int(input_ids.max()) >= critic.body.get_input_embeddings().num_embeddings:
+        raise DataError(
+            "The episodes have token ids that the model does not know, so another model acted. "
+            "Pass that one by --model, or a value of it by --value."
+        )
+    input_ids = input_ids.to(critic.head.linear.weight.device)
     states: torch.Tensor = critic.body(input_ids=input_ids, use_cache=False).last_hidden_state
     return states
 

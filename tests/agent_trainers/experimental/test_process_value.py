@@ -258,3 +258,9 @@ def test_wrong_options_are_refused(command, arguments, error, words, tmp_path, m
     monkeypatch.chdir(tmp_path)
     with pytest.raises(error, match=words):
         command.run(arguments.split())
+
+
+def test_episodes_of_a_model_with_more_tokens_are_refused(critic, tokenizer):
+    value = ProcessValue(critic, ChatRenderer(tokenizer))
+    with pytest.raises(DataError, match="another model acted"):
+        value.values([[1, 50_000]])

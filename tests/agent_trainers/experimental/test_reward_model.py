@@ -181,3 +181,8 @@ def test_auc_is_the_share_of_ordered_pairs_and_the_scale_that_of_platt():
 def test_wrong_commands_are_refused(command, error, words):
     with pytest.raises(error, match=words):
         reward_model.run(command.split())
+
+
+def test_the_name_of_the_scored_file_is_checked_first():
+    with pytest.raises(DataError, match="unknown kind of file"):
+        reward_model.run(["score", "none.jsonl", "--output", "scored.json"])

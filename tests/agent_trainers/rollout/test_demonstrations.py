@@ -6,7 +6,7 @@ import pytest
 from agent_envs.errors import ConfigurationError
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.rollout.demonstrations import play_reference, retell
-from tests.agent_trainers.made import trajectory, transition
+from tests.agent_trainers import made
 from tests.agent_trainers.real_models import make_tokenizer
 
 ID = "AgentR1/SyntheticMultiHop-v0"
@@ -39,7 +39,9 @@ def test_a_reference_is_a_trajectory_in_the_models_tokens(tokenizer):
 def test_frozen_roles_stay_frozen_in_the_tokens_of_another_model(tokenizer):
     roles = [{"agent_role": "solver"}, {"agent_role": "user", "is_frozen": True, "seconds": 1.0}]
     again = retell(
-        trajectory(*(transition(info=info) for info in roles)), ChatRenderer(tokenizer), None
+        made.trajectory(*(made.transition(info=info) for info in roles)),
+        ChatRenderer(tokenizer),
+        None,
     )
     assert [(t.role, t.is_frozen) for t in again.transitions] == [("solver", False), ("user", True)]
 
