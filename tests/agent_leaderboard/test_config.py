@@ -57,7 +57,9 @@ def test_a_wrong_value_is_an_error_that_names_file_and_key(tmp_path, text, messa
 
 def test_a_part_of_a_run_is_chosen_by_name(tmp_path):
     config = load_configs([write_config(tmp_path, CONFIG)])
-    part = config.choose(environments=["table"], agents=["oracle", "random"], tasks=1)
+    part = config.choose(
+        environments=["table", "table"], agents=["oracle", "random", "oracle"], tasks=1
+    )
     assert [(e.slug, e.num_tasks) for e in part.environments] == [("table", 1)]
     assert [agent.slug for agent in part.agents] == ["oracle", "random"]
     with pytest.raises(UnknownNameError, match="Did you mean 'table'"):
@@ -120,7 +122,7 @@ def test_a_hidden_split_keeps_the_seed_of_its_file(tmp_path):
     assert not config.protocol.is_hidden
     assert config.hide(tmp_path / "other.txt").protocol.seed != first.seed
     assert path.stat().st_mode & 0o077 == 0
-    for text in ("", "7", "-5000000000", "seed"):
+    for text in ("", "7", "-5000000000", "seed", str(2**63), "9" * 5_000):
         path.write_text(text)
         with pytest.raises(ConfigurationError, match="must hold an integer of at least"):
             config.hide(path)

@@ -78,7 +78,9 @@ class RunConfig:
 
         def chosen(records: Sequence[Any], slugs: Sequence[str], kind: str) -> tuple[Any, ...]:
             by_slug = {record.slug: record for record in records}
-            return tuple(lookup(by_slug, slug, kind=kind) for slug in slugs or by_slug)
+            return tuple(
+                lookup(by_slug, slug, kind=kind) for slug in dict.fromkeys(slugs) or by_slug
+            )
 
         kept = chosen(self.environments, environments, "environment of the run")
         if tasks is not None:
@@ -93,8 +95,11 @@ class RunConfig:
             write_text(path, f"{HIDDEN_SEEDS + secrets.randbits(62)}\n")
             path.chmod(0o600)
         text = path.read_text(encoding="utf-8").strip()
-        if not text.isascii() or not text.isdecimal() or int(text) < HIDDEN_SEEDS:
-            raise ConfigurationError(f"{path}: must hold an integer of at least {HIDDEN_SEEDS}.")
+        is_number = text.isascii() and text.isdecimal() and len(text) < 20
+        if not is_number or not HIDDEN_SEEDS <= int(text) < 2**63:
+            raise ConfigurationError(
+                f"{path}: must hold an integer of at least {HIDDEN_SEEDS}, and less than 2**63."
+            )
         return replace(self, protocol=replace(self.protocol, seed=int(text)))
 
     def override_models(self, settings: Mapping[str, Any]) -> "RunConfig":
