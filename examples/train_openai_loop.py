@@ -47,8 +47,9 @@ def train(program: str, name: str, *options: str) -> None:
     folder = Path("runs") / name
     files = {split: write_tasks(folder, split, n) for split, n in (("train", 2000), ("test", 200))}
     given = ["--tasks", files["train"], "--eval_tasks", files["test"], *options, *sys.argv[1:]]
-    defaults = [] if "--output_dir" in sys.argv else ["--output_dir", str(folder), "--overwrite"]
-    main(["--program", program, *given, *defaults])
+    has_folder = any(option.startswith("--output_dir") for option in given)
+    defaults = [] if has_folder else ["--output_dir", str(folder), "--overwrite"]
+    main(["--program", program, *defaults, *given])
 
 
 @functools.cache

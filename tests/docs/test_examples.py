@@ -30,3 +30,16 @@ def test_an_example_runs(name, tmp_path, monkeypatch, data_files, capsys):
     with ends:
         runpy.run_path(str(EXAMPLES / name), run_name="__main__")
     assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize("given", [["--output_dir=own"], ["--output_dir", "own"], []])
+def test_an_example_overwrites_no_folder_that_was_given(given, tmp_path, monkeypatch):
+    from examples import train_openai_loop
+
+    found = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["train_openai_loop.py", *given])
+    monkeypatch.setattr("agent_trainers.cli.train.main", found.extend)
+    train_openai_loop.train("a_module:run", "openai_loop")
+    assert ("--overwrite" in found) == (str(Path("runs/openai_loop")) in found) == (not given)
+    assert found[len(found) - len(given) :] == given
