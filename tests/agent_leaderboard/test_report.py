@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from agent_leaderboard.records.manifest import Prices
 from agent_leaderboard.records.results import read_run
 from agent_leaderboard.report.board import summarise
 from agent_leaderboard.report.tables import REPORT, make_markdown, write_reports
 from agent_leaderboard.report.visible_text import markdown_cell, visible
+from agent_leaderboard.report.web_page import make_page
 from tests.agent_leaderboard.runs import HOSTILE, LICENSED, PUBLIC, read_rows, write_rows
 
 QUESTION = "In which country was the director of Red Harbor born?"
@@ -114,6 +116,24 @@ def test_the_page_needs_no_other_file_and_hostile_text_stays_text(reported, publ
     assert "default-src 'none'" in html
     attack = public["episodes"][f"{PUBLIC}/hostile"][0]
     assert attack["steps"][0]["action"] == visible(HOSTILE)
+
+
+def test_money_is_shown_with_its_currency_and_compared_in_one_only(board, data_folder):
+    def page(**currencies):
+        agents = [
+            replace(one, prices=Prices(prompt=1, completion=1, currency=currencies[one.slug]))
+            if one.slug in currencies else one
+            for one in board.run.manifest.agents
+        ]  # fmt: skip
+        run = replace(board.run, manifest=replace(board.run.manifest, agents=agents))
+        html = make_page(replace(board, run=run), data_folder)
+        return html, json.loads(re.search(r'id="board">(.*?)</script>', html, re.DOTALL).group(1))
+
+    one, payload = page(some="EUR")
+    assert re.search(r"<td[^>]*>0\.\d{5} EUR</td>", one)
+    assert "money" in payload["costs"]
+    _, payload = page(some="EUR", best="USD")
+    assert payload["costs"] == ["tokens", "calls", "turns", "seconds"]
 
 
 def test_a_replay_that_differs_is_noted_and_not_shown(public):

@@ -113,7 +113,7 @@
 
   // Cost against score
 
-  const costs = ["tokens", "calls", "turns", "seconds", "money"].filter((kind) =>
+  const costs = board.costs.filter((kind) =>
     Object.values(board.cells).some((cell) => cell[kind]));
   fill(byId("cost-kind"), costs.map((kind) => [kind, kind]));
   byId("cost-environment").append(...environmentOptions.map(([value, label]) => make("option", { value }, label)));

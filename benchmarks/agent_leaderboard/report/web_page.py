@@ -56,6 +56,7 @@ def make_page(board: Board, data: Path | None) -> str:
             for one in board.rows
         ],
         "overall": board.overall,
+        "costs": _comparable_costs(board),
         "tasks": {
             slug: {entry.task: entry.task_id for entry in entries}
             for slug, entries in board.run.tasks.items()
@@ -86,6 +87,12 @@ def make_page(board: Board, data: Path | None) -> str:
         shown=MAX_EPISODES, style=style, script=script,
         script_hash=base64.b64encode(digest).decode(), payload=text,
     )  # fmt: skip
+
+
+def _comparable_costs(board: Board) -> list[str]:
+    """Return the costs that the plot may show: money only in one currency."""
+    currencies = {one.prices.currency for one in board.run.manifest.agents if one.prices}
+    return ["tokens", "calls", "turns", "seconds", *(["money"] if len(currencies) == 1 else [])]
 
 
 def _plain(value: Any) -> Any:
