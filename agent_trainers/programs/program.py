@@ -238,8 +238,8 @@ class ProcessRun:
         stderr = f"The end of its standard error:\n{errors.decode('utf-8', 'replace').strip()}"
         if process.returncode:
             raise RolloutError(f"the program exited with {process.returncode}. {stderr}")
-        lines = output.decode("utf-8", "replace").strip().splitlines()
-        last = lines[-1] if lines else ""
+        # JSON may contain other ends of lines, such as U+2028
+        last = output.decode("utf-8", "replace").strip().rpartition("\n")[2]
         try:
             return json.loads(last)
         except (ValueError, RecursionError):

@@ -64,6 +64,16 @@ def test_a_process_reads_its_task_and_only_the_given_variables(script, monkeypat
     assert "HF_TOKEN" not in seen
 
 
+def test_an_outcome_may_contain_other_line_ends_than_newlines(script):
+    answer = "one\u2028two\u2029three\x85four"
+    program = script(
+        "import json, sys\n"
+        "sys.stdout.reconfigure(encoding='utf-8')\n"
+        f"print(json.dumps({answer!r}, ensure_ascii=False))\n"
+    )
+    assert run("process", program).result() == answer
+
+
 @pytest.mark.parametrize("kind", ["thread", "process"])
 def test_the_same_function_runs_in_a_thread_and_in_a_process(kind, tmp_path, monkeypatch):
     name = f"agent_{kind}"
