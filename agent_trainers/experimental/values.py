@@ -10,6 +10,7 @@ scale of PPO's critic. Tasks are split into three sets: training, choice of the 
 """
 
 import dataclasses
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,21 +121,13 @@ def run(arguments: Sequence[str]) -> None:
     critic.body.config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     save_critic(critic.cpu(), folder)
-    results = {
-        "num_episodes": len(episodes),
-        "errors": [_finite(error) for error in errors],
-        "reliability": {name: _finite(value) for name, value in measured.items()},
-    }
+    results = {"num_episodes": len(episodes), "errors": errors, "reliability": measured}
+    results = json.loads(json.dumps(results), parse_constant=lambda _: None)  # JSON has no NaN
     write_json(folder / RESULTS_FILE, dataclasses.asdict(options) | results)
     figures = ", ".join(f"{name} {value:.3f}" for name, value in measured.items())
     notify(f"Held-out tasks: {figures}")
     notify(f"Choose with it: python -m agent_trainers.experimental.search FILE --value {folder}")
     notify(f"Initialise PPO with it: agent-r1-train --algorithm step_ppo --critic_model {folder}")
-
-
-def _finite(value: float) -> float | None:
-    """Return a number for a JSON file, which has no NaN."""
-    return value if np.isfinite(value) else None
 
 
 class Example(NamedTuple):
@@ -241,10 +234,7 @@ def fit(
             best_state = {name: value.clone() for name, value in critic.state_dict().items()}
         yield error
     if not np.isfinite(best):
-        raise ConfigurationError(
-            "The error of the critic was finite in no epoch, so its training diverged: lower "
-            "--learning_rate."
-        )
+        raise ConfigurationError("No epoch has a finite error: lower --learning_rate.")
     critic.load_state_dict(best_state)
 
 

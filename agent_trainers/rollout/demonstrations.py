@@ -6,7 +6,6 @@ sees the tokens and masks that are sampled and trained later.
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Final
 
 import numpy as np
 
@@ -15,8 +14,6 @@ from agent_trainers.policies.policy import Schemas
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.rollout.environments import MakeEnv, describe_env, template_tools
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
-
-_ROLES: Final = ("agent_role", "is_frozen")
 
 
 def play_reference(
@@ -91,7 +88,7 @@ def retell(trajectory: Trajectory, renderer: ChatRenderer, tools: Schemas) -> Tr
                 prompt_ids=renderer.prompt_ids(t.messages, tools, steps[-1] if steps else None),
                 completion_ids=ids,
                 logprobs=np.zeros(len(ids), np.float32),
-                info={name: t.info[name] for name in _ROLES if name in t.info},
+                info={name: t.info[name] for name in ("agent_role", "is_frozen") if name in t.info},
             )
         )
     return dataclasses.replace(trajectory, transitions=steps)
