@@ -47,7 +47,7 @@ def train(program: str, name: str, *options: str) -> None:
     folder = Path("runs") / name
     files = {split: write_tasks(folder, split, n) for split, n in (("train", 2000), ("test", 200))}
     given = ["--tasks", files["train"], "--eval_tasks", files["test"], *options, *sys.argv[1:]]
-    has_folder = any(option.startswith("--output_dir") for option in given)
+    has_folder = any(option.replace("-", "_").startswith("__output_dir") for option in given)
     defaults = [] if has_folder else ["--output_dir", str(folder), "--overwrite"]
     main(["--program", program, *defaults, *given])
 

@@ -32,7 +32,7 @@ def test_an_example_runs(name, tmp_path, monkeypatch, data_files, capsys):
     assert capsys.readouterr().out
 
 
-@pytest.mark.parametrize("given", [["--output_dir=own"], ["--output_dir", "own"], []])
+@pytest.mark.parametrize("given", [["--output_dir=own"], ["--output-dir", "own"], []])
 def test_an_example_overwrites_no_folder_that_was_given(given, tmp_path, monkeypatch):
     from examples import train_openai_loop
 
