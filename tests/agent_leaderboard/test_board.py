@@ -153,7 +153,12 @@ def test_rows_are_best_first_and_upper_bounds_last(board):
         ({"kind": "random", "model": None}, ""),
         ({"kind": "checkpoint", "model": "tiny_policy"}, ""),
         (
-            {"kind": "checkpoint", "model": "mine", "train": {"num_eval_tasks": 0}},
+            {
+                "kind": "checkpoint",
+                "model": "mine",
+                "train": {"num_eval_tasks": 0},
+                "weights_sha256": {"model.safetensors": "0"},
+            },
             "author of the actions",
         ),
         (
