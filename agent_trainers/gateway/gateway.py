@@ -100,9 +100,9 @@ class Gateway:
     def __exit__(self, *_: object) -> None:
         """Stop serving and refuse running calls."""
         self._is_closing = True
-        self._server.should_exit = True
         for thread in self._threads[1:]:
             thread.join()
+        self._server.should_exit = True  # cancels calls that have no reply soon
         self._refuse_all(SessionClosedError("the gateway is closed"))
         self._threads[0].join()
 
