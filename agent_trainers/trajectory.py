@@ -52,6 +52,8 @@ def _plain(value: Any) -> Any:
 
 LARGEST_REWARD: Final = 1e15
 """Largest absolute reward: the squares of a batch are finite in single precision."""
+TaskKey = tuple[str, str, int | None]
+"""Environment, id and index of a task; an id alone may repeat in a data set."""
 Number = Annotated[pydantic.FiniteFloat, pydantic.Strict(), pydantic.BeforeValidator(_plain)]
 """A finite number, numpy's and booleans included."""
 Reward = Annotated[Number, pydantic.Field(ge=-LARGEST_REWARD, le=LARGEST_REWARD)]
@@ -153,8 +155,8 @@ class Trajectory:
         return gym.make(self.env_id, **self.env_kwargs | kwargs)
 
     @property
-    def task_key(self) -> tuple[str, str, int | None]:
-        """Key of the task; `task_id` alone may repeat in a data set, or in two environments."""
+    def task_key(self) -> TaskKey:
+        """What identifies the task."""
         return self.env, self.task_id, self.task
 
     @property

@@ -20,7 +20,7 @@ from agent_leaderboard.report.visible_text import markdown_table
 from agent_trainers import TINY_POLICY
 from agent_trainers.cli.arguments import parse, run_command
 from agent_trainers.cli.output_folder import RESULTS_FILE
-from benchmarks.grid import CommandFailedError, Grid, Result
+from benchmarks.grid import Grid, Result
 from benchmarks.papers_table import run_facts, write_page
 from benchmarks.small_worlds import write_programs
 
@@ -99,18 +99,26 @@ def _run(arguments: list[str]) -> None:
         for split, count in (("train", 2000), ("test", options.num_tasks)):
             write_programs(grid.work / f"{split}.jsonl", split, count)
         cells = {name: json.loads(json.dumps(family)) for name, family in FAMILIES.items()}
-        failed: CommandFailedError | None = None
         try:
             grid.run(
                 {name: cells[name] for name in families},
                 lambda name, _: train(grid, name, families[name], options),
                 jobs=options.jobs,
             )
-        except CommandFailedError as error:
-            failed = error
-        stored = grid.stored()
-    results = {n: stored[n]["result"] for n in cells if stored.get(n, {}).get("spec") == cells[n]}
-    facts = run_facts(PROGRAM, arguments, options, [*results.values()])
+        finally:
+            stored = grid.stored()
+            results = {
+                name: stored[name]["result"]
+                for name, spec in cells.items()
+                if stored.get(name, {}).get("spec") == spec
+            }
+            report(options, results, run_facts(PROGRAM, arguments, options, [*results.values()]))
+
+
+def report(
+    options: FamiliesArguments, results: Mapping[str, Result], facts: Mapping[str, Any]
+) -> None:
+    """Print the table of the trained families, and write the page."""
     table = markdown_table(
         ["family", "environment", "demonstrations", "warm start", "trained", "steps"],
         [_row(name, results.get(name)) for name in FAMILIES],
@@ -122,8 +130,6 @@ def _run(arguments: list[str]) -> None:
         options.output, "families", {"results": results, **facts}, f"{head}{note}\n\n{table}\n"
     )
     draw(Path(options.output) / "families.png", results)
-    if failed is not None:
-        raise failed
 
 
 def train(grid: Grid, name: str, family: Family, options: FamiliesArguments) -> Result:

@@ -224,11 +224,12 @@ def run(spec: LearningRun, folder: Path) -> dict[str, Any]:
     return result
 
 
-def check_seeds(seeds: Sequence[int], tuning_seeds: Sequence[int]) -> None:
+def check_seeds(seeds: Sequence[int], tuning_seeds: Sequence[int] | None = None) -> None:
     """Raise a `ConfigurationError` if seeds are used twice, or are too many for the test."""
     check_distinct("seeds", seeds)
-    check_distinct("tuning_seeds", tuning_seeds)
-    if shared := set(seeds) & set(tuning_seeds):
+    if tuning_seeds is not None:
+        check_distinct("tuning_seeds", tuning_seeds)
+    if shared := set(seeds) & set(tuning_seeds or ()):
         raise ConfigurationError(f"--seeds: {sorted(shared)} are those that choose learning rates.")
     if len(seeds) > MAX_EXACT_PERMUTATION:
         raise ConfigurationError(
@@ -237,7 +238,7 @@ def check_seeds(seeds: Sequence[int], tuning_seeds: Sequence[int]) -> None:
 
 
 def check_distinct(option: str, values: Sequence[float]) -> None:
-    """Raise a `ConfigurationError` if an option has no value, or one twice."""
+    """Raise a `ConfigurationError` if an option has no values, or repeats one."""
     if not values or len(set(values)) < len(values):
         raise ConfigurationError(f"--{option}: give at least one, and each once: {list(values)}.")
 

@@ -27,8 +27,7 @@ from transformers.hf_argparser import HfArg
 from agent_envs.envs.qa.claim_review import ACCEPT, ClaimReviewEnv
 from agent_envs.envs.qa.claims import REFUTED, SUPPORTED
 from agent_envs.envs.synthetic.world import make_world
-from agent_envs.errors import ConfigurationError
-from agent_envs.scoring.statistics import MAX_EXACT_PERMUTATION, paired_test
+from agent_envs.scoring.statistics import paired_test
 from agent_leaderboard.report.visible_text import markdown_table
 from agent_trainers import TINY_POLICY
 from agent_trainers.cli.arguments import parse, run_command
@@ -41,7 +40,7 @@ from agent_trainers.rollout.evaluation import evaluate_policy
 from agent_trainers.tiny_policy.make import write_recipe
 from agent_trainers.trajectory import Trajectory
 from benchmarks.grid import Result, output_in_log, running_cells
-from benchmarks.learning_run import LearningRun, check_distinct, fine_tune, num_tokens, prepare
+from benchmarks.learning_run import LearningRun, check_seeds, fine_tune, num_tokens, prepare
 from benchmarks.papers_table import mean_text, run_facts, write_page
 
 PROGRAM: Final = "python -m benchmarks.roles"
@@ -118,11 +117,7 @@ class RolesArguments:
 
     def __post_init__(self) -> None:
         """Check the seeds."""
-        check_distinct("seeds", self.seeds)
-        if len(self.seeds) > MAX_EXACT_PERMUTATION:
-            raise ConfigurationError(
-                f"--seeds: the exact test takes at most {MAX_EXACT_PERMUTATION} seeds."
-            )
+        check_seeds(self.seeds)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

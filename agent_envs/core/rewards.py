@@ -102,12 +102,12 @@ def choose_terms(
             raise ConfigurationError(
                 f"rewards[{name!r}] must be a finite number, or a function and one, not {given!r}."
             )
-        short = name.rpartition(":")[2]
-        if weight and short in chosen:
-            raise ConfigurationError(
-                f"rewards[{name!r}]: there is another term {short!r}. Rename the function."
-            )
         if weight:
+            short = name.rpartition(":")[2]
+            if short in chosen:
+                raise ConfigurationError(
+                    f"rewards[{name!r}]: there is another term {short!r}. Rename the function."
+                )
             chosen[short] = (function, float(weight))
     return chosen
 

@@ -1,7 +1,7 @@
 """Input of advantage estimators, and the arithmetic that they share."""
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, Final, Literal, Protocol, TypeVar
+from typing import Any, Final, Literal, Protocol, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,7 @@ from agent_envs.core.lookup import lookup
 Array = npt.NDArray[np.float32]
 Floats = npt.NDArray[np.float64]
 Scale = Literal["group", "batch", "none"]
-SCALES: Final[Mapping[str, Scale]] = {"group": "group", "batch": "batch", "none": "none"}
+SCALES: Final[tuple[str, ...]] = get_args(Scale)
 
 SCALE_EPSILON: Final = 1e-4
 """Added to what advantages are divided by, as in TRL."""
@@ -100,6 +100,11 @@ def above(values: npt.ArrayLike, baseline: npt.ArrayLike) -> Floats:
     return np.where(is_rounding(difference, baseline), 0.0, difference)
 
 
+def check_scale(scale: str) -> None:
+    """Raise an `UnknownNameError` if there is no such scale."""
+    lookup(dict.fromkeys(SCALES), scale, kind="scale")
+
+
 def divide_by_rms(
     advantages: Sequence[npt.NDArray[Any]], grouped: Iterable[Sequence[int]], scale: Scale
 ) -> list[Array]:
@@ -107,7 +112,7 @@ def divide_by_rms(
 
     Each episode has the same weight. ``none`` divides by 1; another word is an `UnknownNameError`.
     """
-    scale = lookup(SCALES, scale, kind="scale")
+    check_scale(scale)
     scaled = [np.asarray(values, np.float32) for values in advantages]
     parts = list(grouped)
     for part in parts if scale == "group" else [[i for members in parts for i in members]]:

@@ -4,16 +4,15 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from agent_envs.core.lookup import lookup
 from agent_envs.errors import ConfigurationError
 from agent_trainers.algorithms.episodes import (
     SCALE_EPSILON,
-    SCALES,
     Array,
     Episode,
     Floats,
     Scale,
     above,
+    check_scale,
     discount,
     divide_by_rms,
     groups,
@@ -192,7 +191,7 @@ def gdpo(episodes: Sequence[Episode], *, weights: Mapping[str, float] | None = N
 
 def _normalise(episodes: Sequence[Episode], totals: Floats, scale: Scale) -> Floats:
     """Return the totals of episodes less the group's mean, divided by the deviation; (E,)."""
-    scale = lookup(SCALES, scale, kind="scale")
+    check_scale(scale)
     grouped, advantages = groups(episodes), np.zeros(len(episodes))
     spread = _std(totals[[i for members in grouped.values() for i in members]])
     for members in grouped.values():

@@ -310,11 +310,8 @@ def recorded_member(settings: Mapping[str, Any], env: str | None, place: str) ->
         settings = {"env": DEFAULT_ENV, "eval_env_kwargs": {"split": "test"}}
     if not (settings.get("env") or settings.get("envs")):  # of a program
         return None
-    shared = {"kwargs": "env_kwargs", "eval_kwargs": "eval_env_kwargs"}
-    single = {
-        "id": settings.get("env"),
-        **{key: settings.get(name) for key, name in shared.items()},
-    }
+    shared = {"id": "env", "kwargs": "env_kwargs", "eval_kwargs": "eval_env_kwargs"}
+    single = {key: settings.get(name) for key, name in shared.items()}
     members, _ = name_members(read_members(settings.get("envs") or [single], place))
     if env is None and len(members) > 1:
         names = ", ".join(member.name for member in members)

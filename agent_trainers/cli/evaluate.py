@@ -213,9 +213,9 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def _use_program(options: EvaluateArguments) -> tuple[int, int] | None:
-    """Set what is not given of the program that the model was trained in, unless another one is.
+    """Complete the options from the program that the model was trained in, unless another is given.
 
-    Returns number and seed of the tasks that its run held out, if it did and they are evaluated.
+    Returns number and seed of the tasks that its run held out, if these are evaluated.
     """
     settings, path = find_environment(None if options.base_url else options.model)
     own = settings.get("program")

@@ -240,11 +240,12 @@ def _check_same_settings(
             f"{saved['max_steps']}. A resumed run has as many or more."
         )
     if changes:
-        hint = "; --resume_from_checkpoint starts another run from a checkpoint of it"
-        hint = hint if option == "--output_dir" else ""
+        way_out = f"Use the same settings or another {option}"
+        if option == "--output_dir":
+            way_out += "; --resume_from_checkpoint starts another run from a checkpoint of it"
         raise ConfigurationError(
-            f"The run in {folder} began with other settings ({'; '.join(changes.values())}). Use "
-            f"the same settings or another {option}{hint}."
+            f"The run in {folder} began with other settings ({'; '.join(changes.values())}). "
+            f"{way_out}."
         )
     for change in longer:
         notify(f"Resuming with changed {change}.")

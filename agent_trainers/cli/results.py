@@ -214,20 +214,15 @@ def evaluate(trainer: StepGRPOTrainer) -> dict[str, Any]:
     # otherwise TensorBoard and trackio would start another run elsewhere; harmless when repeated
     call_loggers(trainer, "on_train_begin")
     trainer.evaluate()
-    played = [
-        (t.env, t.task_key, t.success, t.return_, t.is_scorable)
-        for t in trainer.trajectories["eval"]
+    evaluated = trainer.evaluated
+    scored = [
+        (e.env, e.task_key, e.success, sum(e.rewards)) for e in evaluated.episodes if e.is_scorable
     ]
-    names = ["env", "task", "success", "return", "is_scorable"]
-    episodes = pd.DataFrame(gather_object(played), columns=names)
-    # Accelerate repeats the first tasks to fill the last batch: they count once
-    number = episodes.groupby("task").cumcount()
-    episodes = episodes[number < trainer.num_generations_eval]
-    episodes = episodes[episodes["is_scorable"]]
+    episodes = pd.DataFrame(scored, columns=["env", "task", "success", "return"])
     if episodes.empty:
         raise RolloutError("No episode of the evaluation could be scored.")
     tables = {"": episodes}
-    if (evaluated := trainer.evaluated).names:
+    if evaluated.names:
         tables = {"": episodes[~episodes["env"].isin(evaluated.variants)]}
         tables |= {str(name): own for name, own in episodes.groupby("env")}
     return {name: _figures(own) for name, own in tables.items() if len(own)}

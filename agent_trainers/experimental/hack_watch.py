@@ -215,6 +215,9 @@ class HackWatch(Extension):
         """Return their texts by sign."""
         return self._texts
 
+    def _show_active(self) -> None:
+        self._texts = {name: self._alarms[env, name]["text"] for env, name in self.active()}
+
     def results(self) -> Mapping[str, Any]:
         """Return all alarms of the run, with their first and last optimiser step."""
         return {"hacking_alarms": list(self._alarms.values())}
@@ -233,7 +236,7 @@ class HackWatch(Extension):
             alarm = {"sign": name, "env": env, "first_step": step}
             alarm |= self._alarms.get((env, name), {})
             self._alarms[env, name] = alarm | {"last_step": step, "text": text}
-        self._texts = {name: self._alarms[env, name]["text"] for env, name in active}
+        self._show_active()
         figures = counters(tallies) | {"hacking/alarms": float(len(active))}
         return figures | {f"hacking/alarm/{name}": 1.0 for _, name in active}
 
@@ -252,4 +255,4 @@ class HackWatch(Extension):
         """Restore what `state_dict` returned."""
         self._histories = {env: _History(*lists) for env, lists in state["histories"].items()}
         self._alarms = {(alarm["env"], alarm["sign"]): alarm for alarm in state["alarms"]}
-        self._texts = {name: self._alarms[env, name]["text"] for env, name in self.active()}
+        self._show_active()

@@ -21,7 +21,7 @@ from agent_trainers.experimental.diagnose import name_file
 from agent_trainers.experimental.reward_model import RESULTS_FILE, RewardModel
 from agent_trainers.experimental.values import ProcessValue
 from agent_trainers.rollout.rescoring import episode_texts
-from agent_trainers.trajectory import Trajectory, load_trajectories
+from agent_trainers.trajectory import TaskKey, Trajectory, load_trajectories
 
 PROGRAM: Final = "python -m agent_trainers.experimental.search"
 
@@ -54,7 +54,7 @@ def run(arguments: Sequence[str]) -> None:
         learned = lambda attempt: model.judge(*episode_texts(attempt))["value"]  # noqa: E731
     else:
         learned = functools.partial(score, value=ProcessValue.load(options.value))
-    by_task: dict[tuple[str, str, int | None], list[Trajectory]] = {}
+    by_task: dict[TaskKey, list[Trajectory]] = {}
     for trajectory in load_trajectories(options.trajectories):
         if trajectory.is_scorable:
             by_task.setdefault(trajectory.task_key, []).append(trajectory)

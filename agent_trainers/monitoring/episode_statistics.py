@@ -16,7 +16,7 @@ from agent_envs.scoring.statistics import krippendorff_alpha
 from agent_trainers.algorithms.episodes import is_rounding
 from agent_trainers.algorithms.roles import take_apart
 from agent_trainers.rollout.evaluation import means
-from agent_trainers.trajectory import StopReason, Trajectory
+from agent_trainers.trajectory import StopReason, TaskKey, Trajectory
 
 REPORTED: Final = (
     "success", "reward", "reward_std", "frac_reward_zero_std", "groups/without_variance",
@@ -38,8 +38,7 @@ MAX_BATCHES: Final = 3
 class EpisodeSummary:
     """An episode without texts and tokens; enough for credit assignment and logging."""
 
-    task_key: tuple[str, str, int | None]
-    """`Trajectory.task_key`."""
+    task_key: TaskKey
     group_id: str
     rewards: tuple[float, ...]
     """Reward of each step."""
@@ -334,8 +333,9 @@ class EvaluatedEnvironments:
 
     def clear(self) -> None:
         """Start another evaluation."""
-        self._episodes: list[EpisodeSummary] = []
-        self._counts: Counter[tuple[str, str, int | None]] = Counter()
+        self.episodes: list[EpisodeSummary] = []
+        """Those of all processes; repeated tasks count once."""
+        self._counts: Counter[TaskKey] = Counter()
 
     def add(
         self, episodes: Sequence[EpisodeSummary], outcome_terms: Collection[str]
@@ -349,9 +349,9 @@ class EvaluatedEnvironments:
             # Accelerate repeats the first tasks to fill the last batch: they count once
             self._counts[episode.task_key] += 1
             if self._counts[episode.task_key] <= self._samples_per_task:
-                self._episodes.append(episode)
-        metrics = env_metrics(self._episodes, self.names)
-        if in_domain := [e for e in self._episodes if e.env not in self.variants]:
+                self.episodes.append(episode)
+        metrics = env_metrics(self.episodes, self.names)
+        if in_domain := [e for e in self.episodes if e.env not in self.variants]:
             metrics |= trainer_metrics(in_domain, outcome_terms)
         return metrics
 

@@ -17,7 +17,7 @@ from agent_trainers.algorithms.advantages import (
     estimator_options,
     needs_values,
 )
-from agent_trainers.algorithms.episodes import SCALES
+from agent_trainers.algorithms.episodes import SCALES, check_scale
 from agent_trainers.algorithms.losses import (
     IMPORTANCE_MODES,
     RATIO_LEVELS,
@@ -121,7 +121,6 @@ _RANGES: Final[Mapping[str, tuple[str, ...]]] = {
     ),
 }  # fmt: skip
 """Ranges of settings that transformers and TRL do not check."""
-_EPSILON: Final = GRPOConfig.epsilon
 _BF16_INSTRUCTIONS: Final = ("avx512_bf16", "amx_bf16")
 
 
@@ -282,8 +281,8 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
             )
         if self.num_steps_ahead and not self.vllm_importance_sampling_correction:
             raise ConfigurationError(
-                "vllm_importance_sampling_correction=False would train on older weights' episodes "
-                "without importance ratios with rollout='async'. Leave it out."
+                "With rollout='async', vllm_importance_sampling_correction=False would train on "
+                "episodes of older weights without importance ratios. Leave it out."
             )
         self.schedules = parse_schedules(self.reward_schedules)
         self.parsed_curriculum = parse_curriculum(self.curriculum)
@@ -325,7 +324,8 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
                 f"loss_type='cispo' takes epsilon_high={self.epsilon_high} as the largest ratio "
                 "itself. Set it to more than 1: 5.0 in ScaleRL (arXiv 2510.13786)."
             )
-        if self.loss_type == "cispo" and (self.delta is not None or self.epsilon != _EPSILON):
+        is_bounded = self.delta is not None or self.epsilon != GRPOConfig.epsilon
+        if self.loss_type == "cispo" and is_bounded:
             raise ConfigurationError(
                 "delta and epsilon do nothing with loss_type='cispo', whose bound is epsilon_high. "
                 "Leave them out."
@@ -335,7 +335,7 @@ class StepGRPOConfig(GRPOConfig):  # type: ignore[misc] # TRL is untyped
         for name, value in self.estimator_settings.items():
             lookup(dict.fromkeys(known), name, kind=f"option of {estimator}")
             if name == "scale":
-                lookup(SCALES, value, kind="scale")
+                check_scale(value)
         is_masked = self.advantage_mask or estimator == "gae_token" or ":" in estimator
         unused = {
             "gamma": self.gamma != 1.0 and "gamma" not in known,

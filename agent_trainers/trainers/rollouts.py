@@ -144,7 +144,7 @@ class TrainerRollouts:
         key = group if is_training else task
         # The first environment has the seeds of a run with one environment.
         others = (place_of,) if env and (place_of := self._env_names.index(env)) else ()
-        suffix = f"{key}-{env}" if env else f"{key}"
+        suffix = f"{key}-{env}" if env else key
         seeds = np.random.SeedSequence([self._args.seed, is_training, *place, task, *others])
         return EpisodeSpec(
             task=task,

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from agent_envs.data.files import atomic_path
+from agent_envs.data.records import read_records
 from agent_envs.errors import ConfigurationError
 from agent_trainers.cli.arguments import parse, run_command
 from agent_trainers.cli.results import versions
@@ -75,9 +76,8 @@ def _take_published(grid: Grid, path: Path, specs: Mapping[str, Any]) -> None:
     Raises:
         ConfigurationError: If they have other settings, so that a report would replace them.
     """
-    published = gzip.decompress(path.read_bytes()).decode() if path.exists() else ""
     stored = grid.stored()
-    for record in map(json.loads, published.splitlines()):
+    for record in read_records(path) if path.exists() else ():
         spec = specs[record["result"]["row"]]
         if changed := [name for name in spec if record["spec"].get(name) != spec[name]]:
             raise ConfigurationError(

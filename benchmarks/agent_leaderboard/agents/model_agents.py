@@ -34,7 +34,7 @@ from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.trajectory import Trajectory
 
 DEFAULT_MAX_NEW_TOKENS: Final = 512
-_OF_THE_PROMPT: Final = frozenset((
+_PROMPT_PARAMETERS: Final = frozenset((
     "conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt",
     "continue_final_message", "tokenize", "sanitize_control_tokens", "padding", "truncation",
     "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask",
@@ -43,8 +43,8 @@ _OF_THE_PROMPT: Final = frozenset((
 """Parameters of ``apply_chat_template``: another template could contain a table of answers."""
 
 
-def _is_of_a_template(options: dict[str, Any]) -> dict[str, Any]:
-    for name in options.keys() & _OF_THE_PROMPT:
+def _check_options(options: dict[str, Any]) -> dict[str, Any]:
+    for name in options.keys() & _PROMPT_PARAMETERS:
         raise ValueError(f"{name!r} is not an option of a template")
     return options
 
@@ -72,7 +72,7 @@ class ModelSettings:
     concurrency: pydantic.PositiveInt = 64
     """Concurrent turns."""
     chat_template_kwargs: Annotated[
-        dict[_Word, bool | int | _Word], pydantic.AfterValidator(_is_of_a_template)
+        dict[_Word, bool | int | _Word], pydantic.AfterValidator(_check_options)
     ] = field(default_factory=dict)
     """Options of a local model's template: ``{"enable_thinking": false}``."""
     tool_format: str | None = None

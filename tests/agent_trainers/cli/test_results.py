@@ -16,6 +16,7 @@ from agent_trainers.cli.environments import recorded_member
 from agent_trainers.cli.evaluate import PolicyArguments, open_environment
 from agent_trainers.cli.results import RunFiles, evaluate
 from agent_trainers.experimental.hack_watch import HackWatch
+from agent_trainers.monitoring.episode_statistics import EvaluatedEnvironments, summarise
 from agent_trainers.monitoring.trajectory_samples import BatchRecord
 from agent_trainers.tasks.env_members import EnvMember
 from agent_trainers.trajectory import StopReason, load_trajectories
@@ -95,12 +96,11 @@ def test_the_intervals_are_over_tasks_of_all_environments_also_with_equal_ids():
                    metrics={"success": success})
         for env, success in (("a", 1.0), ("b", 0.0)) for i in range(10)
     ]  # fmt: skip
+    evaluated = EvaluatedEnvironments(["a", "b"], (), 1)
     trainer = SimpleNamespace(
         eval_dataset=[0],
-        evaluate=lambda: None,
-        trajectories={"eval": played},
-        num_generations_eval=1,
-        evaluated=SimpleNamespace(names=["a", "b"], variants=()),
+        evaluate=lambda: evaluated.add([summarise(each) for each in played], ()),
+        evaluated=evaluated,
         callback_handler=SimpleNamespace(callbacks=[]),
     )
     figures = evaluate(trainer)[""]
