@@ -16,7 +16,7 @@ import pytest
 
 from agent_envs import Task, Tool, ToolEnv
 from agent_envs.errors import AgentEnvsError
-from agent_envs.testing import ConformanceError, check, run_checks
+from agent_envs.testing import ConformanceError, check, checks, run_checks
 from agent_envs.testing.checks import CHECKS
 from agent_envs.testing.episodes import TextEnv, reference_actions, tool_calls
 
@@ -77,8 +77,12 @@ class Echo(TextEnv):
         return {"messages": [{"role": "user", "content": text}]}
 
 
-def result_of(make_env, name, **options):
-    return next(result for result in run_checks(make_env, **options) if result.name == name)
+def result_of(make_env, name):
+    """Run one check alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checks, "CHECKS", {name: CHECKS[name]})
+        (result,) = run_checks(make_env)
+    return result
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from agent_trainers.algorithms.advantages import ADVANTAGE_ESTIMATORS, estimate,
 from agent_trainers.experimental.branching import rtmc, tree, vine
 from tests.agent_trainers.made import Episode
 
-NUM_GROUPS = 2_000  # for each of the five properties: 10,000 per estimator
+NUM_GROUPS = 400
 SCALED = [ADVANTAGE_ESTIMATORS[name] for name in ("grpo", "grpo_step", "gigpo", "gagpo")]
 SCALED += [rtmc, vine, tree]
 UNSCALED = [ADVANTAGE_ESTIMATORS[name] for name in ("dr_grpo", "rloo", "gdpo")]

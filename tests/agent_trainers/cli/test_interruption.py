@@ -64,7 +64,7 @@ def test_a_killed_run_ends_where_the_whole_run_ends(tmp_path):
 
 
 def test_two_processes_stop_at_the_same_step(tmp_path):
-    layout = ("--num_processes", "2", "--per_device_train_batch_size", "2")
+    layout = ("--num_processes", "2", "--per_device_train_batch_size", "2", "--num_eval_tasks", "0")
     code, errors = stop_after_a_checkpoint(tmp_path, signal.SIGINT, *layout)
     assert code == 130
     checkpoint = find_checkpoint(tmp_path)[0]
