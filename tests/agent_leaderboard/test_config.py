@@ -29,6 +29,7 @@ def test_files_add_up_and_later_values_of_the_protocol_win(tmp_path):
         (ENVIRONMENT.replace("Table", "Tabel") + AGENT, "Did you mean 'AgentR1/SyntheticTable-v0'"),
         (ENVIRONMENT + AGENT.replace("kind: oracle", "kind: orakle"), "Did you mean 'oracle'"),
         (ENVIRONMENT + AGENT + "protocol: {sead: 1}", "Did you mean 'seed'"),
+        (ENVIRONMENT + AGENT.replace("}]", ", not_played: [syntheticatble]}]"), "does not play"),
     ],
 )
 def test_an_unknown_name_is_an_error_with_the_right_one(tmp_path, text, message):

@@ -216,6 +216,23 @@ def test_environments_without_hidden_tasks_or_a_sandbox_are_left_out(tmp_path, s
         run(only, tmp_path / "none", data=small_data)
 
 
+def test_an_agent_has_no_episodes_where_it_does_not_play(tmp_path, small_data):
+    text = CONFIG.replace("kind: random}", "kind: random, not_played: [multi-hop, hotpotqa]}")
+    config = small(tmp_path, text).choose(agents=["random", "oracle"], tasks=1)
+    part = run(config.choose(environments=["table", "multi-hop"]), tmp_path / "run")
+    assert read_run(part).results.keys() == {
+        ("table", "random"), ("table", "oracle"), ("multi-hop", "oracle"),
+    }  # fmt: skip
+    checked = check_run(part)
+    assert checked.problems == []
+    assert "random: that it did not run on multi-hop" in checked.on_trust
+    other = run(config.choose(environments=["multi-hop"]), tmp_path / "other")
+    assert [agent.slug for agent in read_run(other).manifest.agents] == ["oracle"]
+    only = config.choose(environments=["multi-hop"], agents=["random"])
+    with pytest.raises(ConfigurationError, match="No agent of the run plays"):
+        run(only, tmp_path / "none")
+
+
 def test_a_resumed_run_keeps_the_date_and_the_commit_at_which_it_began(tmp_path):
     text = NO_DATA.replace("tasks: 40", "tasks: 1").replace("tasks: 30", "tasks: 1")
     folder = run(small(tmp_path, text), tmp_path / "run")

@@ -45,7 +45,7 @@ KEYS: Final[Mapping[str, Sequence[str]]] = {
     "environments": ["id", "name", "kwargs", "tasks", "contamination", "optional", "attack",
                      "attack_on"],
     "agents": ["name", "kind", "settings", "prices", "model", "made_by", "organisation",
-               "url", "licence"],
+               "url", "licence", "not_played"],
     "left_out": ["id", "reason"],
 }  # fmt: skip
 """Keys of a file, and of an entry of each."""
@@ -190,7 +190,10 @@ def _problems(run: RunConfig) -> Iterator[str]:
         lookup(gym.registry, one.id, kind="environment")
         if one.attack_on is not None:
             lookup(plain, one.attack_on, kind=f"environment attacked by {one.slug}")
+    known = dict.fromkeys(one.slug for one in run.environments)
     for agent in run.agents:
+        for slug in agent.not_played:
+            lookup(known, slug, kind=f"environment that {agent.slug} does not play")
         has_model = find_kind(agent.kind).needs_model or is_custom(agent.kind)
         if agent.prices is not None and not has_model:
             yield f"agent {agent.name!r}, {agent.kind!r} has no model. Leave out 'prices'"

@@ -80,11 +80,18 @@ def prepare(config: RunConfig, data: Path | None) -> tuple[Manifest, dict[str, l
     if not environments:
         reasons = "; ".join(f"{one.id}: {one.reason}" for one in left_out[len(config.left_out) :])
         raise ConfigurationError(f"No environment of the run is available: {reasons}.")
+    agents = [
+        dataclasses.replace(agent, not_played=[slug for slug in agent.not_played if slug in tasks])
+        for agent in config.agents
+    ]
+    agents = [_complete(agent) for agent in agents if len(agent.not_played) < len(tasks)]
+    if not agents:
+        raise ConfigurationError("No agent of the run plays one of these environments.")
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         protocol=config.protocol,
         environments=environments,
-        agents=[_complete(agent) for agent in config.agents],
+        agents=agents,
         left_out=left_out,
     )
     return manifest, tasks
