@@ -5,8 +5,8 @@
 """
 
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from typing import Any, Final
 
 import gymnasium as gym
@@ -14,25 +14,25 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import iterate
 
-from agent_envs.core.async_bridge import CallSession
+from agent_envs.core.async_bridge import submit
 
 DEFAULT_STEP_TIMEOUT_SECONDS: Final = 300.0
 
 
 class _Member(gym.Wrapper[Any, Any, Any, Any]):
-    """An environment whose calls run before their results are read."""
+    """An environment whose calls begin before their results are read."""
 
-    result: Any = None
+    call: "Future[Any] | None" = None
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        result, self.result = self.result, None
-        return result or self.env.reset(seed=seed, options=options)
+        call, self.call = self.call, None
+        return call.result() if call else self.env.reset(seed=seed, options=options)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        result, self.result = self.result, None
-        return result or self.env.step(action)
+        call, self.call = self.call, None
+        return call.result() if call else self.env.step(action)
 
 
 class ThreadVectorEnv(SyncVectorEnv[Any, Any]):
@@ -96,21 +96,12 @@ class ThreadVectorEnv(SyncVectorEnv[Any, Any]):
         return super().step(actions)
 
     def _run(self, calls: Mapping[int, Callable[[], Any]]) -> None:
-        """Run calls of members concurrently; each member keeps its result."""
-        for member in self.envs:
-            member.result = None
-        session = CallSession()
-        for number, call in calls.items():
-            session.submit(number, call, self._step_timeout or math.inf)
-        errors: list[BaseException] = []
-        while session:  # all of them, or a call would still run when its member's next one begins
-            for outcome in session.wait(math.inf):
-                if outcome.error is not None:
-                    errors.append(outcome.error)
-                else:
-                    self.envs[outcome.key].result = outcome.value
-        if errors:
-            raise errors[0]
+        """Run calls of members concurrently, to their ends; each member keeps its own."""
+        for number, member in enumerate(self.envs):
+            member.call = submit(calls[number]) if number in calls else None
+        # all of them, or a call would still run when its member's next one begins
+        if wait([m.call for m in self.envs if m.call], self._step_timeout).not_done:
+            raise TimeoutError(f"no result within {self._step_timeout:g} seconds")
 
     def _add_info(
         self, vector_infos: dict[str, Any], env_info: dict[str, Any], env_num: int

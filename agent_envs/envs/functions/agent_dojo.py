@@ -203,12 +203,8 @@ def _start(name: str, attack: str | None, user: str, goal: str | None) -> Any:
     suite, injections = _load(name), {}
     task = suite.user_tasks[user]
     if attack is not None and goal is not None:
-        injections = _load_attack(name, attack).attack(task, suite.injection_tasks[goal])
+        attacks = importlib.import_module("agentdojo.attacks")
+        # some attacks address the model by its name, and take the name of a pipeline for it
+        attacker = attacks.load_attack(attack, suite, SimpleNamespace(name="local"))
+        injections = attacker.attack(task, suite.injection_tasks[goal])
     return task.init_environment(suite.load_and_inject_default_environment(injections))
-
-
-@functools.cache
-def _load_attack(suite: str, attack: str) -> Any:
-    attacks = importlib.import_module("agentdojo.attacks")
-    # some attacks address the model by its name, and take the name of a pipeline for it
-    return attacks.load_attack(attack, _load(suite), SimpleNamespace(name="local"))

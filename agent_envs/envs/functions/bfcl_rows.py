@@ -16,26 +16,6 @@ from agent_envs.core.lookup import lookup
 from agent_envs.core.tool import ForeignTool, ToolResult
 from agent_envs.data.records import read_records
 
-_NON_LIVE: Final = (
-    "simple_python", "simple_java", "simple_javascript", "multiple", "parallel",
-    "parallel_multiple", "irrelevance",
-)  # fmt: skip
-_LIVE: Final = (
-    "live_simple", "live_multiple", "live_parallel", "live_parallel_multiple",
-    "live_irrelevance", "live_relevance",
-)  # fmt: skip
-_MULTI_TURN: Final = (
-    "multi_turn_base", "multi_turn_miss_func", "multi_turn_miss_param", "multi_turn_long_context",
-)  # fmt: skip
-CATEGORIES: Final[Mapping[str, tuple[str, ...]]] = {
-    "all": (*_NON_LIVE, *_LIVE, *_MULTI_TURN),
-    "single_turn": (*_NON_LIVE, *_LIVE),
-    "non_live": _NON_LIVE,
-    "live": _LIVE,
-    "multi_turn": _MULTI_TURN,
-    **{name: (name,) for name in (*_NON_LIVE, *_LIVE, *_MULTI_TURN)},
-}
-"""Categories, and the package's groups of them; those that need the network are left out."""
 LANGUAGES: Final[Mapping[str, str]] = {"simple_java": "Java", "simple_javascript": "JavaScript"}
 MAX_RESULT_CHARS: Final = 200_000
 """The category ``multi_turn_long_context`` has long results."""
@@ -70,13 +50,24 @@ class Row:
     @property
     def is_multi_turn(self) -> bool:
         """Whether back-ends run the calls, and the user has several turns."""
-        return self.category in _MULTI_TURN
+        return bool(self.classes)
+
+
+@functools.cache
+def categories() -> Mapping[str, tuple[str, ...]]:
+    """Return categories by name, and the package's groups, without those that need the network."""
+    from bfcl_eval.constants.category_mapping import TEST_COLLECTION_MAPPING
+
+    names = ("single_turn", "non_live", "live", "multi_turn")
+    groups = {name: tuple(TEST_COLLECTION_MAPPING[name]) for name in names}
+    groups["all"] = groups["single_turn"] + groups["multi_turn"]
+    return groups | {name: (name,) for name in groups["all"]}
 
 
 def choose_categories(names: str | Sequence[str]) -> tuple[str, ...]:
     """Return the categories of names of categories and groups, each once."""
     wanted = (names,) if isinstance(names, str) else tuple(names)
-    found = (lookup(CATEGORIES, name, kind="BFCL category") for name in wanted)
+    found = (lookup(categories(), name, kind="BFCL category") for name in wanted)
     return tuple(dict.fromkeys(name for group in found for name in group))
 
 

@@ -14,7 +14,6 @@ from agent_envs.core.rewards import COST, PROGRESS, extra_call_term, final_metri
 from agent_envs.core.tasks import Task
 from agent_envs.data.sources import DatasetSpec, Source, file_source
 from agent_envs.envs.qa import rows
-from agent_envs.envs.qa.injection import TASK_PREFIX
 from agent_envs.envs.qa.passages import PassageQAEnv, load_library
 from agent_envs.envs.qa.retrieval import RetrievalQAEnv
 from agent_envs.scoring import Overlap, normalize_answer, set_match, set_overlap
@@ -104,10 +103,7 @@ class ClaimVerificationEnv(PassageQAEnv):
 
     def load_tasks(self, source: Source) -> Sequence[Task]:
         super().load_tasks(source)
-        claims = _load_claims(self.dataset, source, tuple(map(file_source, self._corpus)))
-        if not self.is_injected:
-            return claims
-        return [replace(task, id=f"{TASK_PREFIX}{task.id}") for task in claims]
+        return _load_claims(self.dataset, source, tuple(map(file_source, self._corpus)))
 
     def score_citations(self, notes: Sequence[Note]) -> dict[str, tuple[Overlap, float]]:
         unseen = set(map(folded, set(self.gold_keys()) - self._found))

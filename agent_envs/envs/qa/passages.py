@@ -116,9 +116,11 @@ class PassageQAEnv(RetrievalQAEnv, DatasetEnv):
             if isinstance(self._engine, str)
             else self._engine
         )
-        if not self.is_injected:
-            return library.tasks
-        return [replace(task, id=f"{TASK_PREFIX}{task.id}") for task in library.tasks]
+        return library.tasks
+
+    def get_task(self, index: int) -> Task:
+        task = super().get_task(index)
+        return replace(task, id=f"{TASK_PREFIX}{task.id}") if self.is_injected else task
 
     def begin_episode(self) -> None:
         super().begin_episode()

@@ -12,7 +12,7 @@ pytest.importorskip("bfcl_eval", reason="bfcl-eval is not installed")
 pytest.importorskip("mpmath", reason="the extra bfcl is not installed")
 
 from agent_envs.envs.functions.bfcl_checks import right_turns
-from agent_envs.envs.functions.bfcl_rows import CATEGORIES, LANGUAGES, read_category, tool_name
+from agent_envs.envs.functions.bfcl_rows import LANGUAGES, categories, read_category, tool_name
 from tests.agent_envs.envs import playing
 from tests.agent_envs.envs.playing import call, solve
 
@@ -34,7 +34,7 @@ FORMATS = ["hermes", "tags", "json", "react", "openai"]
 
 @pytest.mark.parametrize(
     ("category", "tool_format"),
-    [*zip(CATEGORIES["all"], FORMATS * 4, strict=False), *((MULTI_TURN, f) for f in FORMATS)],
+    [*zip(categories()["all"], FORMATS * 4, strict=False), *((MULTI_TURN, f) for f in FORMATS)],
 )
 def test_the_ground_truth_is_right_in_every_format(category, tool_format):
     env = make(category, tool_format=tool_format)
