@@ -100,6 +100,7 @@ class Grid:
         Raises:
             CommandFailedError: After all cells, if some failed; names them.
         """
+        cells = json.loads(json.dumps(cells))  # as they are stored
         stored = self.stored()
         missing = [key for key in cells if key not in stored or stored[key]["spec"] != cells[key]]
         _check_jobs(jobs)
@@ -228,23 +229,29 @@ def running_cells(
 
         def compute(name: str, spec: Mapping[str, Any]) -> Result:
             try:
-                return pool.submit(run_cell, spec, grid.work.resolve() / name).result()
+                return pool.submit(_in_log, run_cell, spec, grid.work.resolve() / name).result()
             except Exception as error:  # the other cells go on
                 raise CommandFailedError(f"{name}: {type(error).__name__}: {error}") from error
 
         yield partial(grid.run, compute=compute, jobs=jobs)
 
 
-@contextlib.contextmanager
-def output_in_log(folder: Path) -> Iterator[None]:
-    """Make the folder, and append everything printed to its ``log.txt``."""
+def _in_log(
+    run_cell: Callable[[Mapping[str, Any], Path], Result], spec: Mapping[str, Any], folder: Path
+) -> Result:
+    """Run a cell on one thread; append what it prints to ``log.txt``, and add its CPU seconds."""
+    import torch
+
+    torch.set_num_threads(1)
+    started = time.process_time()
     folder.mkdir(parents=True, exist_ok=True)
     with (
         (folder / "log.txt").open("a") as log,
         contextlib.redirect_stdout(log),
         contextlib.redirect_stderr(log),
     ):
-        yield
+        result = run_cell(spec, folder)
+    return {"seconds": round(time.process_time() - started, 1), **result}
 
 
 def read_json(path: Path, default: Any) -> Any:

@@ -207,7 +207,12 @@ def run(spec: LearningRun, folder: Path) -> dict[str, Any]:
     if spec.method == "base":
         model = AutoModelForCausalLM.from_pretrained(TINY_POLICY)
     else:
-        model, trained = train(spec, folder)
+        trainer, budget = prepare(spec, folder)
+        trainer.train()
+        logged = [entry.get("clip_ratio/region_mean") for entry in trainer.state.log_history]
+        clipped = [share for share in logged if share is not None]  # of the trained tokens
+        trained = {"curve": budget.curve, "clip_ratio": sum(clipped) / len(clipped)}
+        model = trainer.model
     model.eval()
     policy: Policy = transformers_policy(
         model, load_tokenizer(), max_new_tokens=MAX_NEW_TOKENS, max_batch_size=spec.num_tasks
@@ -243,40 +248,6 @@ def check_distinct(option: str, values: Sequence[float]) -> None:
         raise ConfigurationError(f"--{option}: give at least one, and each once: {list(values)}.")
 
 
-def train_options(
-    *, method: Sequence[str], env: str, env_kwargs: Mapping[str, Any], seed: int, budget: int,
-    num_episodes: int, folder: Path,
-) -> list[str]:  # fmt: skip
-    """Return the options of ``agent-r1-train`` for a run with an environment step budget."""
-    return [
-        *method,
-        "--env", env,
-        "--env_kwargs", json.dumps(dict(env_kwargs)),
-        "--max_steps", str(max(1, budget // num_episodes)),
-        "--lr_scheduler_type", "constant",
-        "--warmup_steps", "0",
-        "--per_device_train_batch_size", str(num_episodes),
-        "--steps_per_generation", "1",
-        "--num_eval_tasks", "0",
-        "--save_strategy", "no",
-        "--disable_tqdm", "true",
-        "--seed", str(seed),
-        "--output_dir", str(folder / "trainer"),
-    ]  # fmt: skip
-
-
-def train(spec: LearningRun, folder: Path) -> tuple[Any, dict[str, Any]]:
-    """Train until the budget is spent; return the model, its learning curve and clipped share.
-
-    ``clip_ratio`` is the share of the trained tokens whose importance ratio was clipped.
-    """
-    trainer, budget = prepare(spec, folder)
-    trainer.train()
-    logged = [entry.get("clip_ratio/region_mean") for entry in trainer.state.log_history]
-    clipped = [share for share in logged if share is not None]
-    return trainer.model, {"curve": budget.curve, "clip_ratio": sum(clipped) / len(clipped)}
-
-
 def prepare(
     spec: LearningRun, folder: Path, counter: Sampled | None = None
 ) -> tuple[Any, EnvironmentStepBudget]:
@@ -284,13 +255,16 @@ def prepare(
 
     The budget is one of environment steps, or of what `counter` counts.
     """
-    method = ["--algorithm", "grpo" if spec.method == "trl" else spec.method]
-    if spec.start is not None:
-        method += ["--model", spec.start]
-    options = train_options(
-        method=method, env=spec.env, env_kwargs=spec.env_kwargs, seed=spec.seed, budget=spec.budget,
-        num_episodes=spec.num_episodes, folder=folder,
-    )  # fmt: skip
+    options = [
+        "--algorithm", "grpo" if spec.method == "trl" else spec.method, "--env", spec.env,
+        "--env_kwargs", json.dumps(dict(spec.env_kwargs)),
+        "--max_steps", str(max(1, spec.budget // spec.num_episodes)),
+        "--lr_scheduler_type", "constant", "--warmup_steps", "0",
+        "--per_device_train_batch_size", str(spec.num_episodes), "--steps_per_generation", "1",
+        "--num_eval_tasks", "0", "--save_strategy", "no", "--disable_tqdm", "true",
+        "--seed", str(spec.seed), "--output_dir", str(folder / "trainer"),
+        *(["--model", spec.start] if spec.start is not None else []),
+    ]  # fmt: skip
     if spec.learning_rate is not None:
         options += ["--learning_rate", str(spec.learning_rate)]
     settings, config = parse_arguments([*options, *spec.options])

@@ -195,11 +195,7 @@ def compute_runs(
     grid: Grid, runs: Mapping[Any, Sequence[LearningRun]], jobs: int
 ) -> dict[Any, list[Result]]:
     """Return the results of some runs by the same keys."""
-    cells = {
-        _cell_name(key, run): json.loads(json.dumps(asdict(run)))
-        for key, row in runs.items()
-        for run in row
-    }
+    cells = {_cell_name(key, run): asdict(run) for key, row in runs.items() for run in row}
     found = grid.run(cells, lambda name, spec: compute_run(grid, name, spec), jobs=jobs)
     return {key: [found[_cell_name(key, run)] for run in row] for key, row in runs.items()}
 

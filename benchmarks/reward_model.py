@@ -117,16 +117,8 @@ def _fit(grid: Grid, options: RewardModelArguments) -> Result:
             "--num_tasks", str(options.num_episodes), "--seed", str(number),
             "--trajectories", files[-1],
         ], folder)  # fmt: skip
-    command = [
-        "python",
-        "-m",
-        "agent_trainers.experimental.reward_model",
-        "train",
-        *files,
-        "--epochs",
-        "1",
-    ]
-    seconds += grid.command([*command, "--output_dir", str(folder)], folder)
+    command = ["python", "-m", "agent_trainers.experimental.reward_model", "train", *files]
+    seconds += grid.command([*command, "--epochs", "1", "--output_dir", str(folder)], folder)
     return {**read_json(folder / "reward_model.json", {})["held_out"], "seconds": seconds}
 
 

@@ -10,7 +10,6 @@ import re
 import shutil
 import statistics
 import sys
-import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -39,7 +38,7 @@ from agent_trainers.rollout.demonstrations import play_reference
 from agent_trainers.rollout.evaluation import evaluate_policy
 from agent_trainers.tiny_policy.make import write_recipe
 from agent_trainers.trajectory import Trajectory
-from benchmarks.grid import Result, output_in_log, running_cells
+from benchmarks.grid import Result, running_cells
 from benchmarks.learning_run import LearningRun, check_seeds, fine_tune, num_tokens, prepare
 from benchmarks.papers_table import mean_text, run_facts, write_page
 
@@ -149,17 +148,15 @@ def _run(arguments: list[str]) -> None:
 
 
 def learning_run(arm: str, seed: int, options: RolesArguments) -> dict[str, Any]:
-    """Return the run of an arm as JSON."""
+    """Return the fields of the run of an arm."""
     env, _ = ARMS[arm]
     work = Path(options.work).resolve()
-    run = LearningRun(
+    return asdict(LearningRun(
         method="grpo", seed=seed, budget=options.budget, counts_tokens=True, num_tasks=NUM_TASKS,
         columns=(), env=env, env_kwargs=env_kwargs(arm, work / "data", "train"),
         learning_rate=options.learning_rate, start=str(work / "start" / "policy"),
         num_episodes=NUM_EPISODES,
-    )  # fmt: skip
-    as_json: dict[str, Any] = json.loads(json.dumps(asdict(run)))
-    return as_json
+    ))  # fmt: skip
 
 
 def env_kwargs(arm: str, data: Path, split: str) -> dict[str, Any]:
@@ -169,23 +166,17 @@ def env_kwargs(arm: str, data: Path, split: str) -> dict[str, Any]:
 
 
 def run_cell(spec: Mapping[str, Any], folder: Path) -> Result:
-    """Make and evaluate the start policy, or train an arm; everything printed goes to a log."""
-    torch.set_num_threads(1)
-    started = time.process_time()
+    """Make and evaluate the start policy, or train an arm."""
     data = Path(spec["data"])
-    with output_in_log(folder):
-        if "run" not in spec:
-            tokenizer, model = make_start(folder, data)
-            result: Result = {"arms": {arm: evaluate(model, tokenizer, arm, data) for arm in ARMS}}
-        else:
-            run = LearningRun(**spec["run"])
-            trainer, budget = prepare(run, folder)
-            trainer.train()
-            shutil.rmtree(folder / "trainer", ignore_errors=True)
-            tokenizer = load_tokenizer(str(run.start))
-            figures = evaluate(trainer.model, tokenizer, spec["arm"], data)
-            result = {**figures, "curve": budget.curve}
-    return {**result, "seconds": round(time.process_time() - started, 1)}
+    if "run" not in spec:
+        tokenizer, model = make_start(folder, data)
+        return {"arms": {arm: evaluate(model, tokenizer, arm, data) for arm in ARMS}}
+    run = LearningRun(**spec["run"])
+    trainer, budget = prepare(run, folder)
+    trainer.train()
+    shutil.rmtree(folder / "trainer", ignore_errors=True)
+    figures = evaluate(trainer.model, load_tokenizer(str(run.start)), spec["arm"], data)
+    return {**figures, "curve": budget.curve}
 
 
 def rows(seeds: Sequence[int]) -> Iterator[dict[str, Any]]:

@@ -5,7 +5,6 @@ Only a right answer to a question of three hops pays. Every method trains polici
 ``--work``: a stopped call resumes.
 """
 
-import json
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -115,11 +114,11 @@ def start_cells(places: Sequence[tuple[str, int]]) -> Cells:
     """Return the cells that make and evaluate the start policies of pairs of start and seed."""
     return {
         _start_name(start, seed): {
-            "start": None if STARTS[start] is None else json.loads(json.dumps(asdict(LearningRun(
+            "start": None if STARTS[start] is None else asdict(LearningRun(
                 method="grpo", seed=START_SEED + seed, budget=30_000, num_tasks=0, columns=(),
                 env_kwargs=THREE_HOPS, learning_rate=1.5e-4, num_episodes=64,
                 until=STARTS[start], window=2 * WINDOW,
-            )))),
+            )),
             "env": MULTI_HOP, "env_kwargs": THREE_HOPS,
         }
         for start, seed in places
@@ -141,7 +140,7 @@ def run_cells(
                 start=None if STARTS[start] is None else str(policy),
                 num_episodes=NUM_EPISODES, until=HALF, window=WINDOW,
             )  # fmt: skip
-            spec = {"run": json.loads(json.dumps(asdict(run))), "counts_episodes": True}
+            spec = {"run": asdict(run), "counts_episodes": True}
             cells[cell_name(start, arm, seed, rates[arm])] = spec
     return cells
 

@@ -6,11 +6,9 @@ the wanted fact in some of the cases.
 """
 
 import itertools
-import json
 import shutil
 import statistics
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -19,7 +17,6 @@ from typing import Any, ClassVar, Final
 
 import gymnasium as gym
 import numpy as np
-import torch
 from transformers.hf_argparser import HfArg
 
 from agent_envs import Task, ToolEnv
@@ -36,7 +33,7 @@ from agent_trainers.recipes import MODEL_RECIPE
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.evaluation import evaluate_policy, plan_samples
 from agent_trainers.tiny_policy.make import write_recipe
-from benchmarks.grid import Result, output_in_log, running_cells
+from benchmarks.grid import Result, running_cells
 from benchmarks.learning_run import LearningRun, check_distinct, fine_tune, prepare
 from benchmarks.papers_table import mean_text, run_facts, write_page
 
@@ -176,7 +173,7 @@ def _run(arguments: list[str]) -> None:
     }
     with running_cells(options.work, options.jobs, run_cell) as run:
         start = run({"start": {}})["start"]
-        found = run(json.loads(json.dumps(cells)))
+        found = run(cells)
     results = {arm: [found[f"{arm}-{seed}"] for seed in options.seeds] for arm in options.arms}
     facts = run_facts(PROGRAM, arguments, options, [start, *found.values()])
     text = _markdown(start["arms"], results, facts)
@@ -195,20 +192,15 @@ def learning_run(arm: str, seed: int, options: SummariesArguments) -> LearningRu
 
 
 def run_cell(spec: Mapping[str, Any], folder: Path) -> Result:
-    """Make and evaluate the start policy, or train an arm; everything printed goes to a log."""
-    torch.set_num_threads(1)
-    started = time.process_time()
-    with output_in_log(folder):
-        if "run" not in spec:
-            model = _make_start(folder)
-            result: Result = {"arms": {arm: evaluate(model, arm, seed=0) for arm in ARMS}}
-        else:
-            run = LearningRun(**spec["run"])
-            trainer, budget = prepare(run, folder)
-            trainer.train()
-            shutil.rmtree(folder / "trainer", ignore_errors=True)
-            result = {**evaluate(trainer.model, spec["arm"], run.seed), "curve": budget.curve}
-    return {**result, "seconds": round(time.process_time() - started, 1)}
+    """Make and evaluate the start policy, or train an arm."""
+    if "run" not in spec:
+        model = _make_start(folder)
+        return {"arms": {arm: evaluate(model, arm, seed=0) for arm in ARMS}}
+    run = LearningRun(**spec["run"])
+    trainer, budget = prepare(run, folder)
+    trainer.train()
+    shutil.rmtree(folder / "trainer", ignore_errors=True)
+    return {**evaluate(trainer.model, spec["arm"], run.seed), "curve": budget.curve}
 
 
 def _make_start(folder: Path) -> Any:

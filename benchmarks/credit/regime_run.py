@@ -1,13 +1,11 @@
 """One cell of the comparison by regime: make and evaluate a start policy, or train from one."""
 
 import shutil
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import torch
 from transformers import TrainerCallback
 
 from agent_trainers import TINY_POLICY
@@ -18,7 +16,6 @@ from agent_trainers.recipes import find_turn_length
 from agent_trainers.rollout.evaluation import evaluate_policy
 from agent_trainers.tiny_policy.make import EnvironmentSource, make_tiny_policy
 from benchmarks.credit.policies import train_until
-from benchmarks.grid import output_in_log
 from benchmarks.learning_run import MAX_NEW_TOKENS, LearningRun, Sampled, prepare
 
 NUM_START_TASKS: Final = 300
@@ -60,23 +57,18 @@ class UpdateKL(TrainerCallback):  # type: ignore[misc] # transformers is untyped
 
 
 def run_cell(spec: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the result of a cell; everything printed goes to ``log.txt``.
+    """Return the result of a cell.
 
     Args:
         spec: Name and number of a ``start`` with the regime's ``env`` and ``env_kwargs``; instead
             of a name the `LearningRun` that makes it, or None for the embedded policy. Or a
             `LearningRun` as ``run``, whose budget is one of episodes with ``counts_episodes``.
-        folder: Folder for the log and the policy.
+        folder: Folder for the policy.
     """
-    torch.set_num_threads(1)
-    started = time.process_time()
-    with output_in_log(folder):
-        if "start" in spec:
-            result = _make_start(spec, folder)
-        else:
-            counter = Sampled(lambda _: 1) if spec.get("counts_episodes") else None
-            result = _train(LearningRun(**spec["run"]), folder, counter)
-    return {**result, "seconds": round(time.process_time() - started, 1)}
+    if "start" in spec:
+        return _make_start(spec, folder)
+    counter = Sampled(lambda _: 1) if spec.get("counts_episodes") else None
+    return _train(LearningRun(**spec["run"]), folder, counter)
 
 
 def _make_start(spec: Mapping[str, Any], folder: Path) -> dict[str, Any]:

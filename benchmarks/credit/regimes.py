@@ -192,7 +192,7 @@ def run_cells(
                     for seed in seeds:
                         run = learning_run(name, arm, start, seed, rate, options)
                         key = cell_name(name, arm, start, seed, rate)
-                        cells[key] = {"run": json.loads(json.dumps(asdict(run)))}
+                        cells[key] = {"run": asdict(run)}
     return cells
 
 

@@ -5,10 +5,8 @@ every method for the same number of environment steps. All of them, the untraine
 RAG answer held-out questions of both, and of MuSiQue. The table is written after every cell.
 """
 
-import datetime
 import gzip
 import json
-import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -19,11 +17,11 @@ from agent_envs.data.files import atomic_path
 from agent_envs.data.records import read_records
 from agent_envs.errors import ConfigurationError
 from agent_trainers.cli.arguments import parse, run_command
-from agent_trainers.cli.results import versions
 from benchmarks.grid import CommandFailedError, Grid
 from benchmarks.papers_real.cells import ROWS, CellRunner, PapersRealArguments, wanted_cells
 from benchmarks.papers_real.questions import prepare_questions
 from benchmarks.papers_real.report import write_report
+from benchmarks.papers_table import run_facts
 
 RESULTS_FILE: Final = "papers_real_results.jsonl.gz"
 """The results of the cells by question; those in the output folder count as computed."""
@@ -42,7 +40,6 @@ def _run(arguments: list[str]) -> None:
         arguments, PapersRealArguments, program=PROGRAM,
         description="Compare base, naive RAG, warm start and reinforcement learning.",
     )  # fmt: skip
-    command = shlex.join([*PROGRAM.split(), *arguments])
     cells = {cell.key: cell for cell in wanted_cells(options.rows, options.seeds)}
     settings = {n: value for n, value in asdict(options).items() if n not in _MAY_CHANGE}
     with Grid(options.work, settings) as grid:
@@ -61,11 +58,11 @@ def _run(arguments: list[str]) -> None:
                     {key: specs[cells[key].row.name] for key in part},
                     lambda key, _: runner.compute(cells[key]),
                     jobs=options.jobs,
-                    after_each=lambda: _report(grid, options, specs, command),
+                    after_each=lambda: _report(grid, options, specs, arguments),
                 )
             except CommandFailedError as error:
                 failed.append(str(error))
-        _report(grid, options, specs, command)
+        _report(grid, options, specs, arguments)
         if failed:
             raise CommandFailedError("\n".join(failed))
 
@@ -88,7 +85,9 @@ def _take_published(grid: Grid, path: Path, specs: Mapping[str, Any]) -> None:
             grid.store(record)
 
 
-def _report(grid: Grid, options: PapersRealArguments, specs: dict[str, Any], command: str) -> None:
+def _report(
+    grid: Grid, options: PapersRealArguments, specs: dict[str, Any], arguments: list[str]
+) -> None:
     """Write the table of all finished cells, including those of earlier calls."""
     results: dict[str, dict[int, dict[str, Any]]] = {}
     records = [r for r in grid.stored().values() if r["spec"] == specs.get(r["result"]["row"])]
@@ -97,19 +96,15 @@ def _report(grid: Grid, options: PapersRealArguments, specs: dict[str, Any], com
     for record in records:
         result = record["result"]
         results.setdefault(result["row"], {})[result["seed"]] = result
-    seconds = sum(result["seconds"] for seeds in results.values() for result in seeds.values())
     write_report(
         Path(options.output),
         {row.name: results[row.name] for row in ROWS if row.name in results},
         {
-            "command": command,
-            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-            "hours": seconds / 3600,
+            **run_facts(PROGRAM, arguments, options, [record["result"] for record in records]),
             "model": options.model,
             "budget": options.budget,
             "passage_words": options.passage_words,
             "questions": next(iter(specs.values()))["questions"],
-            "versions": versions(),
         },
     )
     lines = "".join(json.dumps(record) + "\n" for record in records)

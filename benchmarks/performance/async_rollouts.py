@@ -12,7 +12,6 @@ import itertools
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -30,7 +29,7 @@ from agent_trainers.rollout.evaluation import evaluate_policy
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 from benchmarks.performance.interleaved import measure_interleaved, seconds_of, spread
 from benchmarks.performance.models import ENVIRONMENT, load_tokenizer, make_config, quieten
-from benchmarks.performance.steps import SLOW
+from benchmarks.performance.steps import SLOW, Waits
 
 SLOW_SHARE: Final = 0.05
 SLOW_FACTOR: Final = 20
@@ -49,17 +48,10 @@ class Run(NamedTuple):
     """Mean of each optimiser step."""
 
 
-class Latency:
-    """Waits like a tool; in the place of `Latencies`."""
-
-    def __init__(self, seconds: float, seed: int) -> None:
-        """Draw latencies by `seed`, in the order of the calls."""
-        self._seconds, self._rng = seconds, np.random.default_rng(seed)
-        self.episodes: list[list[float]] = []
-
-    def wait(self, _: list[float]) -> None:
-        """Wait as long as a call takes."""
-        time.sleep(self._seconds * (SLOW_FACTOR if self._rng.random() < SLOW_SHARE else 1))
+def some_slow(seconds: float, rng: np.random.Generator) -> Waits:
+    """Return latencies of `seconds`, `SLOW_FACTOR` times as long in `SLOW_SHARE` of the calls."""
+    # not a generator, which two threads cannot enter at once
+    return Waits(iter(lambda: seconds * (SLOW_FACTOR if rng.random() < SLOW_SHARE else 1), None))
 
 
 class Counted(gym.Wrapper[str, str, str, str]):
@@ -95,7 +87,7 @@ class _Trained(TrainerCallback):  # type: ignore[misc]
             self.lengths += [len(t.transitions) for t in self._trainer.trajectories["train"]]
 
 
-def make_slow_env(latencies: Any) -> gym.Env[str, str]:
+def make_slow_env(latencies: Waits) -> gym.Env[str, str]:
     """Make the environment with a slow search; it differs in nothing else."""
     most = gym.spec(ENVIRONMENT).max_episode_steps
     return gym.make(SLOW, latencies=latencies, max_episode_steps=most)
@@ -104,7 +96,7 @@ def make_slow_env(latencies: Any) -> gym.Env[str, str]:
 def run(kind: str, seed: int, options: argparse.Namespace) -> Run:
     """Train with rollouts of a `kind`, and evaluate."""
     drawn: list[int] = []
-    latency = Latency(options.latency, seed)
+    latency = some_slow(options.latency, np.random.default_rng(seed))
     with tempfile.TemporaryDirectory() as folder:
         settings = {
             "output_dir": folder, "rollout": kind, "seed": seed, "max_steps": options.steps,

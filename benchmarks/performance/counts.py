@@ -11,7 +11,6 @@ import contextlib
 import functools
 import json
 import os
-import socket
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -32,6 +31,7 @@ from agent_trainers import TINY_POLICY
 from agent_trainers.cli.launch import leave_process_group
 from agent_trainers.trainers.config import StepGRPOConfig
 from agent_trainers.trainers.grpo import StepGRPOTrainer
+from benchmarks.performance.gpu_check import free_port
 from benchmarks.performance.models import ENVIRONMENT, SEED, quieten
 
 RESULTS: Final = Path(__file__).parents[1] / "results" / "counts.json"
@@ -125,12 +125,9 @@ def count(index: int, num_processes: int, port: int, folder: str) -> None:
 
 def count_in(num_processes: int) -> dict[str, Any]:
     """Return the counts of a step in so many processes: operations of all, bytes of each."""
-    with socket.socket() as probe, tempfile.TemporaryDirectory() as folder:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-        probe.close()
+    with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.start_processes(
-            count, (num_processes, port, folder), num_processes, start_method="fork"
+            count, (num_processes, free_port(), folder), num_processes, start_method="fork"
         )
         own = [json.loads(Path(folder, f"{i}.json").read_text()) for i in range(num_processes)]
     total = functools.reduce(lambda a, b: {k: a[k] + b[k] for k in a}, own)

@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +22,7 @@ from agent_trainers import TINY_POLICY
 from agent_trainers.checkpointing.checkpoints import find_checkpoint
 from agent_trainers.trainers.config import StepGRPOConfig
 from agent_trainers.trainers.grpo import StepGRPOTrainer
-from benchmarks.performance.async_rollouts import make_slow_env
+from benchmarks.performance.async_rollouts import make_slow_env, some_slow
 from benchmarks.performance.models import SEED, quieten
 
 STEPS: Final = 40
@@ -31,19 +30,6 @@ STEPS: Final = 40
 LONGEST: Final = 6.0
 """Largest number of seconds from the start of training to a kill."""
 LOG: Final = "trained.jsonl"
-
-
-class Waits:
-    """Tool calls take a moment, or in 5 % of the cases 20 times as long."""
-
-    def __init__(self) -> None:
-        """Draw from the operating system: no run repeats the times of another."""
-        self._rng = np.random.default_rng()
-        self.episodes: list[list[float]] = []
-
-    def wait(self, _: list[float]) -> None:
-        """Wait as long as a call takes."""
-        time.sleep(1.0 if self._rng.random() < 0.05 else 0.05)
 
 
 class _Trained(TrainerCallback):  # type: ignore[misc]
@@ -85,7 +71,7 @@ def _train(folder: Path, kill_after: float | None) -> None:
         learning_rate=1e-4, use_cpu=True, save_steps=1, save_total_limit=2, report_to="none",
         disable_tqdm=True,
     )  # fmt: skip
-    waits = Waits()
+    waits = some_slow(0.05, np.random.default_rng())  # no run repeats the times of another
     trainer = StepGRPOTrainer(str(TINY_POLICY), lambda: make_slow_env(waits), config)
     trainer.add_callback(_Trained(trainer, folder / LOG))
     if kill_after is not None:

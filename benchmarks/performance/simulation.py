@@ -53,6 +53,7 @@ from benchmarks.performance import faulty_engine
 from benchmarks.performance.async_rollouts import SLOW_FACTOR, SLOW_SHARE, make_slow_env
 from benchmarks.performance.faulty_engine import FAULTS, FaultyEngine
 from benchmarks.performance.models import make_config, quieten
+from benchmarks.performance.steps import Waits
 from benchmarks.performance.virtual_time import VirtualTime, virtual_time
 
 RESULTS: Final = Path(__file__).parents[1] / "results" / "simulation.json"
@@ -413,23 +414,11 @@ def simulate_sessions(recording: Mapping[str, Any], sessions: int, rounds: int) 
 # Real runs
 
 
-class _Waits:
-    """The latencies of real tool calls; in the place of `Latencies`."""
-
-    def __init__(self, case: Case) -> None:
-        self._left = latencies(case, np.random.default_rng(0))
-        self.episodes: list[list[float]] = []
-
-    def wait(self, waits: list[float]) -> None:
-        """Wait as long as a call takes, and record it in its episode."""
-        waits.append(next(self._left))
-        time.sleep(waits[-1])
-
-
 def run_training(case: Case) -> dict[str, Any]:
     """Train in this process by one thread, and return the summary and the times of events."""
     torch.set_num_threads(1)  # as in several processes
-    waits, passes = _Waits(case), list[tuple[bool, int, float]]()
+    waits = Waits(latencies(case, np.random.default_rng(0)))
+    passes = list[tuple[bool, int, float]]()
     with tempfile.TemporaryDirectory() as folder:
         options = {
             "output_dir": folder, "rollout": case["rollout"], "max_steps": case["steps"],

@@ -48,8 +48,21 @@ PAIRS_PER_ROUND: Final = 4
 SLOW: Final = "Benchmark/SlowSearch-v0"
 
 
-class Latencies:
-    """The latencies of a batch's tool calls, in the order of the calls."""
+class Waits:
+    """Latencies of tool calls in the order of the calls, recorded by episode."""
+
+    def __init__(self, seconds: Iterator[float]) -> None:
+        """Take the latencies of `seconds`; after its end, calls take no time."""
+        self._left, self.episodes = seconds, list[list[float]]()
+
+    def wait(self, episode: list[float]) -> None:
+        """Take the time of the next call, and record it in its episode."""
+        episode.append(next(self._left, 0.0))
+        time.sleep(episode[-1])
+
+
+class Latencies(Waits):
+    """The latencies of a batch's tool calls."""
 
     def __init__(self, settings: Settings) -> None:
         """Set the distribution; `restart` before each batch."""
@@ -58,27 +71,20 @@ class Latencies:
 
     def restart(self, number: int | None) -> None:
         """Draw the latencies of batch `number`; None turns them off."""
-        settings = self._settings
-        self.episodes: list[list[float]] = []
-        self._left: Iterator[float] = iter(())
+        super().__init__(iter(()))
         if number is not None:
-            rng = np.random.default_rng([SEED, number])
+            settings, rng = self._settings, np.random.default_rng([SEED, number])
             is_slow = rng.random(settings.num_slow_episodes * settings.num_calls)
             is_slow = is_slow < settings.slow_share
             self._left = iter(
                 np.where(is_slow, settings.slow_seconds, settings.fast_seconds).tolist()
             )
 
-    def wait(self, episode: list[float]) -> None:
-        """Take the time of the next call, and record it in its episode."""
-        episode.append(next(self._left, 0.0))
-        time.sleep(episode[-1])
-
 
 class SlowSearchEnv(SyntheticMultiHopEnv):
     """`SyntheticMultiHopEnv` with a search that takes time."""
 
-    def __init__(self, *, latencies: Latencies, **shared: Any) -> None:
+    def __init__(self, *, latencies: Waits, **shared: Any) -> None:
         """Set the latencies; other arguments are the family's."""
         self._latencies = latencies
         # a tool without a timeout would count as immediate
