@@ -8,7 +8,7 @@ import gzip
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -21,6 +21,7 @@ import pydantic
 
 from agent_envs.core.command_line import refusal
 from agent_envs.core.messages import Message
+from agent_envs.core.replay import ReplayedStep, replay
 from agent_envs.data.files import atomic_path
 from agent_envs.data.records import read_records
 from agent_envs.errors import ConfigurationError, DataError
@@ -153,6 +154,24 @@ class Trajectory:
                 "an earlier version. Name its environment, on a command line by --env."
             )
         return gym.make(self.env_id, **self.env_kwargs | kwargs)
+
+    def replay(
+        self, env: gym.Env[str, str], step: int, timeout: float | None = None
+    ) -> Iterator[ReplayedStep]:
+        """Bring `env` to the state before `step` by the recorded actions, and yield each result.
+
+        Raises:
+            ReplayError: If rewards or messages differ from the recorded ones.
+        """
+        return replay(
+            env,
+            self.seed,
+            self.task,
+            [each.action for each in self.transitions[:step]],
+            rewards=self.rewards[:step],
+            messages=[each.messages for each in self.transitions[: step + 1]],
+            timeout=timeout,
+        )
 
     @property
     def task_key(self) -> TaskKey:

@@ -124,8 +124,41 @@ class RunFiles(TrainerCallback):  # type: ignore[misc]
         self.collect_evaluated("evaluation, after training")
         self._trainer.save_model()
         if state.is_world_process_zero:
-            facts = self._facts or self._describe()
-            self.results = write_results(self._trainer, self, facts, self._before, after)
+            self._write_results(self._facts or self._describe(), after)
+
+    def _write_results(self, facts: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+        """Write results, curve, page and trajectories into the output folder."""
+        trainer, before, evaluated = self._trainer, self._before, self._trainer.evaluated
+        by_environment: dict[str, dict[str, Any]] = {}
+        for name in evaluated.names:
+            figures = _measured(before.get(name), after.get(name))
+            by_environment[name] = {"is_trained": name not in evaluated.variants, **figures}
+        results = {
+            **facts,
+            **_measured(before.get(""), after.get("")),
+            **({"by_environment": by_environment} if by_environment else {}),
+            "steps": trainer.state.global_step,
+            "seconds": round(trainer.training_seconds, 2),
+            "total_seconds": round(
+                trainer.seconds_before_resume + time.perf_counter() - self._started, 2
+            ),
+            "num_processes": trainer.accelerator.num_processes,
+            "num_parameters": trainer.accelerator.unwrap_model(trainer.model).num_parameters(),
+            **{name: v for each in trainer.extensions for name, v in each.results().items()},
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "versions": versions(),
+        }
+        plot_learning_curve(
+            self._folder / "learning_curve.png",
+            trainer.state.log_history,
+            before=results["success_before"],
+            after=results["success_after"],
+        )
+        self.write_page()
+        save_trajectories(self._folder / TRAJECTORIES_FILE, [s.trajectory for s in self.samples])
+        trainer.create_model_card(model_name=self._folder.name)
+        write_json(self._folder / RESULTS_FILE, results)  # last: only a finished run has results
+        self.results = results
 
     def _evaluate(self) -> dict[str, Any]:
         started = time.perf_counter()
@@ -284,52 +317,6 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version()} | {
         package: importlib.metadata.version(package) for package in PACKAGES
     }
-
-
-def write_results(
-    trainer: StepGRPOTrainer,
-    files: RunFiles,
-    facts: Mapping[str, Any],
-    before: Mapping[str, Any],
-    after: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Write results, curve, page and trajectories into the output folder; return the results.
-
-    `facts` describe the run; `before` and `after` are the evaluations (see `evaluate`), both may be
-    empty.
-    """
-    evaluated = trainer.evaluated
-    by_environment: dict[str, dict[str, Any]] = {}
-    for name in evaluated.names:
-        figures = _measured(before.get(name), after.get(name))
-        by_environment[name] = {"is_trained": name not in evaluated.variants, **figures}
-    results = {
-        **facts,
-        **_measured(before.get(""), after.get("")),
-        **({"by_environment": by_environment} if by_environment else {}),
-        "steps": trainer.state.global_step,
-        "seconds": round(trainer.training_seconds, 2),
-        "total_seconds": round(
-            trainer.seconds_before_resume + time.perf_counter() - files._started, 2
-        ),
-        "num_processes": trainer.accelerator.num_processes,
-        "num_parameters": trainer.accelerator.unwrap_model(trainer.model).num_parameters(),
-        **{name: v for each in trainer.extensions for name, v in each.results().items()},
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "versions": versions(),
-    }
-    folder = Path(trainer.args.output_dir)
-    plot_learning_curve(
-        folder / "learning_curve.png",
-        trainer.state.log_history,
-        before=results["success_before"],
-        after=results["success_after"],
-    )
-    files.write_page()
-    save_trajectories(folder / TRAJECTORIES_FILE, [s.trajectory for s in files.samples])
-    trainer.create_model_card(model_name=folder.name)
-    write_json(folder / RESULTS_FILE, results)  # last, since only a finished run has results
-    return results
 
 
 def _measured(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> dict[str, Any]:

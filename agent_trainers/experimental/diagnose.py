@@ -7,6 +7,7 @@ writes a page.
 
 import contextlib
 import sys
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +18,6 @@ from transformers.hf_argparser import HfArg
 
 from agent_envs.core.async_bridge import resolve
 from agent_envs.core.command_line import counted, json_object
-from agent_envs.core.replay import replay
 from agent_envs.errors import AgentEnvsError, ConfigurationError, DataError, ReplayError
 from agent_trainers.cli.arguments import parse, run_command
 from agent_trainers.cli.environments import add_working_directory, inspect_environment
@@ -170,24 +170,9 @@ def _diagnose(env: TextEnv, trajectory: Trajectory) -> Diagnosis:
     return Diagnosis(trajectory=trajectory, note=NEVER_SOLVED)
 
 
-def _reach(env: TextEnv, trajectory: Trajectory, t: int) -> None:
-    recorded = trajectory.transitions
-    steps = replay(
-        env,
-        trajectory.seed,
-        trajectory.task,
-        [transition.action for transition in recorded[:t]],
-        rewards=[transition.reward for transition in recorded[:t]],
-        messages=[transition.messages for transition in recorded[: t + 1]],
-        timeout=STEP_TIMEOUT,
-    )
-    for _ in steps:
-        pass
-
-
 def _plans(env: TextEnv, trajectory: Trajectory, t: int) -> list[tuple[str, ...]]:
     """Return the suffixes of the reference actions, the nearest to the progress first."""
-    _reach(env, trajectory, t)
+    deque(trajectory.replay(env, t, STEP_TIMEOUT), maxlen=0)
     find: Any = getattr(env.unwrapped, "reference_actions", None)
     if find is None:
         raise ConfigurationError(
@@ -205,7 +190,7 @@ def _plans(env: TextEnv, trajectory: Trajectory, t: int) -> list[tuple[str, ...]
 
 
 def _succeeds(env: TextEnv, trajectory: Trajectory, t: int, plan: Sequence[str]) -> bool:
-    _reach(env, trajectory, t)
+    deque(trajectory.replay(env, t, STEP_TIMEOUT), maxlen=0)
     for action in plan:
         *_, terminated, truncated, info = resolve(env.step(action), STEP_TIMEOUT)
         if terminated or truncated:

@@ -208,7 +208,7 @@ class RewardModel(BaseJudge):
             ) from error
         self._caution = caution
         load = AutoModelForSequenceClassification.from_pretrained
-        device = torch.accelerator.current_accelerator() or torch.device("cpu")
+        device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
         self._members = [load(place, dtype=torch.float32).eval().to(device) for place in places]
         self.renderer = ChatRenderer(load_tokenizer(places[0]))
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import math
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -94,18 +93,9 @@ def _until_checkpoint(path: Path, state: Any) -> list[dict[str, Any]]:
 
 
 def _line(record: Mapping[str, Any]) -> str:
-    return json.dumps({name: _json_value(value) for name, value in record.items()}) + "\n"
-
-
-def _json_value(value: Any) -> Any:
-    """Return a value as JSON: null for NaN and infinity, text for non-numbers."""
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    try:
-        number = float(value)  # numpy's and torch's too
-    except (TypeError, ValueError):
-        return str(value)
-    return number if math.isfinite(number) else None
+    """Return a line of JSON: null for NaN and infinity, text for what is no JSON."""
+    text = json.dumps(record, default=lambda x: x.tolist() if hasattr(x, "tolist") else str(x))
+    return json.dumps(json.loads(text, parse_constant=lambda _: None)) + "\n"
 
 
 class RunningMeans:

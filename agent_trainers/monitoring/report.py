@@ -2,8 +2,8 @@
 
 import functools
 import importlib.resources
-import io
 import itertools
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -72,7 +72,8 @@ def plot_learning_curve(
         if points := [(entry["step"], entry[name]) for entry in entries if name in entry]:
             steps, values = zip(*points, strict=True)
             axes.plot(steps, values, color=colour, alpha=0.25, linewidth=1)
-            axes.plot(steps, _smooth(values), color=colour, linewidth=2, label=label)
+            smooth = [statistics.fmean(values[max(0, i - 4) : i + 1]) for i in range(len(values))]
+            axes.plot(steps, smooth, color=colour, linewidth=2, label=label)
     last = max((entry.get("step", 0) for entry in history), default=0)  # not all log a reward
     measured = [(step, value) for step, value in ((0, before), (last, after)) if value is not None]
     if measured:
@@ -88,21 +89,13 @@ def plot_learning_curve(
     axes.spines[["top", "right"]].set_visible(False)
     if entries or measured:
         axes.legend(frameon=False, loc="best", fontsize="small")
-    picture = io.BytesIO()
-    figure.savefig(picture)
     with atomic_path(path) as temporary:
-        temporary.write_bytes(picture.getvalue())
+        figure.savefig(temporary, format="png")
 
 
 def _has(samples: Sequence[TrajectorySample], mode: str) -> bool:
     """Return whether a trained step has the numbers of a colour."""
     return any(getattr(step, f"{mode}s") for sample in samples for step in sample.steps or ())
-
-
-def _smooth(values: Sequence[float]) -> list[float]:
-    """Average each value with the four before it."""
-    windows = (values[max(0, i - 4) : i + 1] for i in range(len(values)))
-    return [sum(window) / len(window) for window in windows]
 
 
 def _parts(row: Row) -> Iterator[tuple[str, list[int], bool]]:

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from agent_envs.core.replay import replay
 from agent_envs.errors import ConfigurationError, ReplayError, SnapshotError
 from agent_trainers.policies.policy import Policy, Usage
 from agent_trainers.rollout.environments import lend_tokenizer, read_reset
@@ -72,18 +71,7 @@ class BranchEpisode(Episode):
         Raises:
             SnapshotError: If it reaches another state.
         """
-        steps = self.recorded.transitions[: self.start + 1]
-        actions = [step.action for step in steps[:-1]]
-        replayed = replay(
-            self.env,
-            self.spec.seed,
-            self.spec.task,
-            actions,
-            rewards=self.recorded.rewards[: self.start],
-            messages=[step.messages for step in steps],
-            timeout=timeout,
-        )
-        for number, step in enumerate(replayed):
+        for number, step in enumerate(self.recorded.replay(self.env, self.start, timeout)):
             if number == 0:
                 lend_tokenizer(self.policy, self.env, read_reset((step.observation, step.info)))
             if step.is_over:

@@ -4,15 +4,19 @@ States and actions go through the same renderer as in reinforcement learning, so
 sees the tokens and masks that are sampled and trained later.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from agent_envs.errors import ConfigurationError
-from agent_trainers.policies.policy import Schemas
+from agent_trainers.policies.policy import Generation, Schemas
 from agent_trainers.policies.rendering import ChatRenderer
-from agent_trainers.rollout.environments import MakeEnv, describe_env, template_tools
+from agent_trainers.rollout.environments import MakeEnv, read_reset, template_tools
+from agent_trainers.rollout.episode import Episode
+from agent_trainers.rollout.evaluation import plan_samples
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
 
 
@@ -24,57 +28,32 @@ def play_reference(
     Raises:
         ConfigurationError: If the environment has none.
     """
-    env = make_env()
-    try:
-        reference = getattr(env.unwrapped, "reference_actions", None)
-        if reference is None:
+    with contextlib.closing(make_env()) as env:
+        inner: Any = env.unwrapped
+        if not hasattr(inner, "reference_actions"):
             raise ConfigurationError(
                 "The environment has no reference_actions() to demonstrate its tasks with. Add "
                 "that method, or use recorded trajectories."
             )
-        for task in tasks:
-            _, info = env.reset(seed=task, options={"task": task})
-            tools = template_tools(info)
-            steps: list[Transition] = []
-            for action in reference():
-                state = info["messages"]
-                if info.get("context", {}).get("is_summary_requested"):
+        for number, spec in enumerate(plan_samples(tasks, 1, seed=0)):
+            episode = Episode(number, spec)
+            episode.env = env
+            episode.info = read_reset(episode.reset())
+            tools = template_tools(episode.info)
+            for action in inner.reference_actions():
+                if (episode.info.get("context") or {}).get("is_summary_requested"):
                     raise ConfigurationError(
-                        f"Task {task}: the context requests a summary, and reference_actions() has "
-                        "none. Demonstrate with another context, or with recorded trajectories."
+                        f"Task {spec.task}: the context requests a summary, and "
+                        "reference_actions() has none. Demonstrate with another context, or with "
+                        "recorded trajectories."
                     )
-                _, reward, terminated, truncated, info = env.step(action)
-                steps.append(
-                    Transition(
-                        messages=state,
-                        prompt_ids=[],
-                        completion_ids=[],
-                        logprobs=np.zeros(0, np.float32),
-                        action=action,
-                        reward=float(reward),
-                        reward_terms=info.get("reward_terms", {}),
-                        terminated=terminated,
-                        truncated=truncated,
-                        info={},
-                    )
-                )
-                if terminated or truncated:
+                episode.generation = Generation(text=action)
+                episode.advance(episode.step())
+                if episode.stop_reason is not None:
                     break
-            task_id = str(info.get("task_id", task))
-            played = Trajectory(
-                task_id=task_id,
-                group_id=task_id,
-                transitions=steps,
-                metrics=dict(info.get("metrics", {})),
-                timings={},
-                stop_reason=StopReason.ANSWERED,
-                **describe_env(env),
-                task=task,
-                seed=task,
-            )
-            yield retell(played, renderer, tools)
-    finally:
-        env.close()
+            else:
+                episode.stop(StopReason.ANSWERED)
+            yield retell(episode.trajectory(), renderer, tools)
 
 
 def retell(trajectory: Trajectory, renderer: ChatRenderer, tools: Schemas) -> Trajectory:

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -118,14 +117,11 @@ class StepPPOTrainer(StepGRPOTrainer):
             values=values,
             **{name: value for name, value in settings.items() if name in known},
         )
-        targets = [
-            advantages + _aligned(steps, len(advantages))
-            for advantages, steps in zip(raw, values, strict=True)
-        ]
+        spread = pad_like(spread_over_tokens(rows, masks, raw, num_steps), tokens)
         has_value = value_masks(rows, masks, raw, num_steps)
         tensors = {
             "old_values": old_values,
-            "value_targets": pad_like(spread_over_tokens(rows, masks, targets, num_steps), tokens),
+            "value_targets": old_values + spread,  # where `value_weights` are not 0
             "value_weights": self.processes.normalise(pad_like(has_value, tokens)),
         }
         for name, value in self._explained_variance(**tensors).items():
@@ -239,14 +235,6 @@ class _ClearGradients(TrainerCallback):  # type: ignore[misc] # transformers is 
     def on_optimizer_step(self, *_: Any, **__: Any) -> None:
         """Clear them after a step, also one that the fp16 scaler skipped."""
         self._model.zero_grad()
-
-
-def _aligned(steps: Sequence[Array], length: int) -> Array:
-    """Return the values of `length` advantages: one per token, or one per step."""
-    tokens = np.concatenate(steps) if length else np.zeros(0, np.float32)
-    if len(tokens) == length:
-        return tokens
-    return np.array([step[0] for step in steps], np.float32)
 
 
 class ValueHead(nn.Module):

@@ -122,8 +122,9 @@ def test_results_are_written_last(collector, tmp_path, monkeypatch):
         raise OSError("no space left")
 
     monkeypatch.setattr(results, "plot_learning_curve", fail)
+    files._before = {}
     with pytest.raises(OSError, match="no space"):
-        results.write_results(files._trainer, files, {}, {}, {})
+        files._write_results({}, {})
     assert not (tmp_path / "results.json").exists()
 
 
