@@ -1,6 +1,10 @@
 """Steps of episodes, as the tests of the environments take them."""
 
 import gymnasium as gym
+import pytest
+
+from agent_envs import MissingExtraError
+from agent_envs.envs.games.java_games import require_java, stop_engine
 
 
 def make(env_id, task=0, **kwargs):
@@ -28,3 +32,18 @@ def solve(env, task=0):
         total += reward
     assert terminated
     return total, info
+
+
+def java_engine(simulator):
+    """Return a fixture that skips a module without Java, and stops the engine after it."""
+
+    @pytest.fixture(scope="module", autouse=True)
+    def engine():
+        try:
+            require_java(simulator)
+        except MissingExtraError as error:
+            pytest.skip(str(error))
+        yield
+        stop_engine(simulator)
+
+    return engine

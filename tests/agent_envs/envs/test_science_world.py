@@ -5,22 +5,13 @@ import gymnasium as gym
 import pytest
 
 from agent_envs import MissingExtraError, UnknownNameError
-from agent_envs.envs.games.java_games import require_java, shared_engine, stop_engine
+from agent_envs.envs.games.java_games import shared_engine
 from agent_envs.envs.games.science_world import SIMULATOR
-from tests.agent_envs.envs.playing import call
+from tests.agent_envs.envs.playing import call, java_engine
 
 ID = "AgentR1/ScienceWorld-v0"
 TASK = "find-non-living-thing"  # the shortest
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _java():
-    try:
-        require_java(SIMULATOR)
-    except MissingExtraError as error:
-        pytest.skip(str(error))
-    yield
-    stop_engine(SIMULATOR)
+_java = java_engine(SIMULATOR)
 
 
 def make(task=TASK, index=0, **kwargs):

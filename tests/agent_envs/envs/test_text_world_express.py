@@ -11,22 +11,13 @@ import gymnasium as gym
 import pytest
 
 from agent_envs import ConfigurationError, MissingExtraError, UnknownNameError
-from agent_envs.envs.games.java_games import require_java, shared_engine, stop_engine
+from agent_envs.envs.games.java_games import shared_engine
 from agent_envs.envs.games.text_world_express import GAMES, SIMULATOR
 from agent_envs.testing import find_detour, play_ways
-from tests.agent_envs.envs.playing import answer, call, make, solve
+from tests.agent_envs.envs.playing import answer, call, java_engine, make, solve
 
 ID = "AgentR1/TextWorldExpress-v0"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _java():
-    try:
-        require_java(SIMULATOR)
-    except MissingExtraError as error:
-        pytest.skip(str(error))
-    yield
-    stop_engine(SIMULATOR)
+_java = java_engine(SIMULATOR)
 
 
 @pytest.fixture(scope="module")
