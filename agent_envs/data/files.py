@@ -5,7 +5,7 @@ import json
 import os
 import stat
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,5 +47,11 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def write_json(path: str | Path, value: Any) -> None:
-    """Write a JSON file atomically, indented."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    """Write a JSON file atomically, indented; see `json_text`."""
+    write_text(path, json_text(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def json_text(value: Any, *, default: Callable[[Any], Any] | None = None, **options: Any) -> str:
+    """Return JSON as `json.dumps` does, with null for NaN and infinity, which JSON lacks."""
+    plain = json.loads(json.dumps(value, default=default), parse_constant=lambda _: None)
+    return json.dumps(plain, **options)

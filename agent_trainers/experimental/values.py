@@ -10,7 +10,6 @@ scale of PPO's critic. Tasks are split into three sets: training, choice of the 
 """
 
 import dataclasses
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,7 +121,6 @@ def run(arguments: Sequence[str]) -> None:
     tokenizer.save_pretrained(folder)
     save_critic(critic.cpu(), folder)
     results = {"num_episodes": len(episodes), "errors": errors, "reliability": measured}
-    results = json.loads(json.dumps(results), parse_constant=lambda _: None)  # JSON has no NaN
     write_json(folder / RESULTS_FILE, dataclasses.asdict(options) | results)
     figures = ", ".join(f"{name} {value:.3f}" for name, value in measured.items())
     notify(f"Held-out tasks: {figures}")

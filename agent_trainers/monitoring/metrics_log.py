@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from transformers import TrainerCallback
 
-from agent_envs.data.files import write_text
+from agent_envs.data.files import json_text, write_text
 from agent_envs.errors import DataError
 from agent_trainers.batching.distributed import ProcessGroup
 
@@ -93,9 +93,10 @@ def _until_checkpoint(path: Path, state: Any) -> list[dict[str, Any]]:
 
 
 def _line(record: Mapping[str, Any]) -> str:
-    """Return a line of JSON: null for NaN and infinity, text for what is no JSON."""
-    text = json.dumps(record, default=lambda x: x.tolist() if hasattr(x, "tolist") else str(x))
-    return json.dumps(json.loads(text, parse_constant=lambda _: None)) + "\n"
+    """Return a line of JSON, with text for what is none."""
+    return (
+        json_text(record, default=lambda x: x.tolist() if hasattr(x, "tolist") else str(x)) + "\n"
+    )
 
 
 class RunningMeans:

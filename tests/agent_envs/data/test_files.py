@@ -1,3 +1,4 @@
+import json
 import os
 import stat
 
@@ -31,3 +32,10 @@ def test_what_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path):
         write_text(tmp_path / "a.txt", "new \ud800")
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
     assert (tmp_path / "a.txt").read_text() == "old"
+
+
+def test_json_has_null_for_numbers_that_it_lacks(tmp_path):
+    values = {"a": float("nan"), "b": [float("-inf"), 0.1], "c": "NaN"}
+    write_json(tmp_path / "a.json", values)
+    read = json.loads((tmp_path / "a.json").read_text(), parse_constant=pytest.fail)
+    assert read == {"a": None, "b": [None, 0.1], "c": "NaN"}
