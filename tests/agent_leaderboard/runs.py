@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import gymnasium as gym
@@ -13,6 +14,7 @@ import agent_envs  # noqa: F401 - registers the environments
 from agent_leaderboard.play.environments import environment_seal
 from agent_leaderboard.records.manifest import (
     FORMAT_VERSION,
+    ORIGIN,
     AgentRecord,
     DataFile,
     EnvironmentRecord,
@@ -66,10 +68,11 @@ def make_data_folder(folder, hotpot_file):
 
 
 def content_of(folder):
-    """Everything in a run but its durations."""
+    """Everything in a run but its durations, and when it began: at midnight the day changes."""
     run = read_run(folder)
+    agents = [replace(agent, **dict.fromkeys(ORIGIN)) for agent in run.manifest.agents]
     results = {cell: [values(one) for one in own] for cell, own in run.results.items()}
-    return run.manifest, run.tasks, results
+    return replace(run.manifest, agents=agents), run.tasks, results
 
 
 def values(result):
