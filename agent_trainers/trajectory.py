@@ -175,7 +175,7 @@ class Trajectory:
 
     @property
     def task_key(self) -> TaskKey:
-        """What identifies the task."""
+        """Key that identifies the task."""
         return self.env, self.task_id, self.task
 
     @property

@@ -210,7 +210,7 @@ def run(spec: LearningRun, folder: Path) -> dict[str, Any]:
         trainer, budget = prepare(spec, folder)
         trainer.train()
         logged = [entry.get("clip_ratio/region_mean") for entry in trainer.state.log_history]
-        clipped = [share for share in logged if share is not None]  # of the trained tokens
+        clipped = [share for share in logged if share is not None]  # of trained tokens
         trained = {"curve": budget.curve, "clip_ratio": sum(clipped) / len(clipped)}
         model = trainer.model
     model.eval()

@@ -7,7 +7,6 @@ abandoned, and delays neither its caller nor the end of the process.
 """
 
 import asyncio
-import contextlib
 import contextvars
 import inspect
 import math
@@ -48,7 +47,34 @@ def resolve(value: Any, timeout: float | None = None) -> Any:
 
 async def _await_at(depth: int, awaitable: Awaitable[Any]) -> Any:
     _loop_depth.set(depth)
-    return await awaitable
+    caller = _Caller(asyncio.current_task())
+    _caller.set(caller)
+    try:
+        return await awaitable
+    except asyncio.CancelledError:
+        if caller.exit is None:
+            raise
+        raise caller.exit from None
+
+
+@dataclass(slots=True)
+class _Caller:
+    """A coroutine on a shared loop, from which tasks inherit that it is theirs."""
+
+    task: "asyncio.Task[Any] | None"
+    exit: BaseException | None = None
+    """The exit that one of its tasks called."""
+
+
+_caller: contextvars.ContextVar[_Caller | None] = contextvars.ContextVar("caller", default=None)
+_callers: "weakref.WeakKeyDictionary[asyncio.Future[Any], _Caller]" = weakref.WeakKeyDictionary()
+
+
+def _make_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> Any:
+    task = asyncio.Task(coroutine, loop=loop, **options)
+    if (caller := _caller.get()) is not None:
+        _callers[task] = caller
+    return task
 
 
 def _loop_at(depth: int) -> asyncio.AbstractEventLoop:
@@ -62,10 +88,22 @@ def _loop_at(depth: int) -> asyncio.AbstractEventLoop:
 
 def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)
+    loop.set_task_factory(_make_task)
     while True:
-        # asyncio stores an exit as the result of the task that raised it, then stops the loop
-        with contextlib.suppress(SystemExit, KeyboardInterrupt):
+        try:
             loop.run_forever()
+        except (SystemExit, KeyboardInterrupt) as error:
+            # asyncio stores it as the result of the task that raised it, then stops the loop
+            _end_caller(error)
+
+
+def _end_caller(error: BaseException) -> None:
+    """End the coroutine, one of whose tasks has exited; all others on the loop continue."""
+    for task, caller in list(_callers.items()):
+        has_exited = task.done() and not task.cancelled() and task.exception() is error
+        if has_exited and caller.task is not None and not caller.task.done():
+            caller.exit = error
+            caller.task.cancel()
 
 
 class Worker:

@@ -96,7 +96,7 @@ class ThreadVectorEnv(SyncVectorEnv[Any, Any]):
         return super().step(actions)
 
     def _run(self, calls: Mapping[int, Callable[[], Any]]) -> None:
-        """Run calls of members concurrently, to their ends; each member keeps its own."""
+        """Run calls of members concurrently, to their ends; each member keeps its future."""
         for number, member in enumerate(self.envs):
             member.call = submit(calls[number]) if number in calls else None
         # all of them, or a call would still run when its member's next one begins

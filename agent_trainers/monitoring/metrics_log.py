@@ -93,7 +93,7 @@ def _until_checkpoint(path: Path, state: Any) -> list[dict[str, Any]]:
 
 
 def _line(record: Mapping[str, Any]) -> str:
-    """Return a line of JSON, with text for what is none."""
+    """Return a line of JSON; values that JSON cannot hold become text."""
     return (
         json_text(record, default=lambda x: x.tolist() if hasattr(x, "tolist") else str(x)) + "\n"
     )

@@ -22,8 +22,8 @@ STRINGS = [(piece * LENGTH)[:LENGTH] for piece in PIECES]
 SCORERS = {
     "normalize_answer": normalize_answer,
     "exact_match": lambda text: exact_match(text, ["a"] * 50),
-    "f1": lambda text: f1(text, ["a b"] * 5),
-    "squad_f1": lambda text: squad_f1(text, ["a b"] * 5),
+    "f1": lambda text: f1(text, ["a b"] * 50),
+    "squad_f1": lambda text: squad_f1(text, ["a b"] * 50),
     "math_equal": lambda text: math_equal(text, "5"),
     "math_equal, 1,000 characters": lambda text: math_equal(text[:900] + " 5 6", "5"),
     "gsm8k_match": lambda text: gsm8k_match(text, "5"),

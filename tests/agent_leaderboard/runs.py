@@ -68,7 +68,7 @@ def make_data_folder(folder, hotpot_file):
 
 
 def content_of(folder):
-    """Everything in a run but its durations, and when it began: at midnight the day changes."""
+    """Return everything in a run but durations and origin, whose day changes at midnight."""
     run = read_run(folder)
     agents = [replace(agent, **dict.fromkeys(ORIGIN)) for agent in run.manifest.agents]
     results = {cell: [values(one) for one in own] for cell, own in run.results.items()}

@@ -137,6 +137,12 @@ def test_copies_of_the_runner_up_do_not_reach_the_leader():
     assert ranks["last"] == 53
 
 
+def test_overlapping_intervals_share_a_rank():
+    # Of 100 tasks: 60 are [49.7, 69.7], 45 are [35.0, 55.3], 30 are [21.2, 40.0].
+    assert rank({"a": 0.6, "b": 0.45, "c": 0.3}, 100) == {"a": 1, "b": 1, "c": 2}
+    assert rank({"a": 1.0, "b": 0.0}, 1) == {"a": 1, "b": 1}
+
+
 def test_rows_are_best_first_and_upper_bounds_last(board):
     assert [agent.slug for agent in board.rows] == ["best", "some", "hostile", "oracle"]
 

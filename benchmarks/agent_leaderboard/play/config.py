@@ -193,7 +193,7 @@ def _problems(run: RunConfig) -> Iterator[str]:
     known = dict.fromkeys(one.slug for one in run.environments)
     for agent in run.agents:
         for slug in agent.not_played:
-            lookup(known, slug, kind=f"environment that {agent.slug} does not play")
+            lookup(known, slug, kind=f"environment in which {agent.slug} does not play")
         has_model = find_kind(agent.kind).needs_model or is_custom(agent.kind)
         if agent.prices is not None and not has_model:
             yield f"agent {agent.name!r}, {agent.kind!r} has no model. Leave out 'prices'"

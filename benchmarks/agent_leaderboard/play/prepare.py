@@ -86,7 +86,7 @@ def prepare(config: RunConfig, data: Path | None) -> tuple[Manifest, dict[str, l
     ]
     agents = [_complete(agent) for agent in agents if len(agent.not_played) < len(tasks)]
     if not agents:
-        raise ConfigurationError("No agent of the run plays one of these environments.")
+        raise ConfigurationError("No agent of the run plays in these environments. Choose others.")
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         protocol=config.protocol,

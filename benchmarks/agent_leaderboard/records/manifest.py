@@ -147,7 +147,7 @@ class AgentRecord(Record):
     commit: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")] | None = None
     """Commit of the checkout that ran it."""
     not_played: list[str] = field(default_factory=list)
-    """Environments of the run that it did not play: it cannot, or the run was merged."""
+    """Environments of the run in which the agent did not play."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

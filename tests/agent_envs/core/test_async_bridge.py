@@ -58,13 +58,15 @@ def test_an_exception_is_raised_in_the_caller_and_the_loop_continues(error):
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
-def test_an_exit_in_a_child_task_ends_its_own_coroutine_alone(error):
+@pytest.mark.parametrize("is_awaited", [True, False])
+def test_an_exit_in_a_child_task_ends_its_own_coroutine_alone(is_awaited, error):
     async def leave():
         await asyncio.sleep(0)
         raise error
 
     async def program():
-        await asyncio.create_task(leave())
+        child = asyncio.create_task(leave())
+        await (child if is_awaited else asyncio.sleep(30))
 
     async def innocent():
         await asyncio.gather(*(asyncio.sleep(0.3) for _ in range(3)))

@@ -16,6 +16,7 @@ from agent_envs.scoring import (
     set_overlap,
     squad_f1,
 )
+from agent_envs.scoring.answers import two_wiki_evidence, two_wiki_facts
 
 
 @pytest.mark.parametrize(
@@ -83,6 +84,20 @@ def test_facts_are_compared_as_sets():
 def test_yes_and_no_have_no_overlap():
     assert answer_overlap("yes", "no") == answer_overlap("yes", "yes it is") == Overlap(0.0, 0.0)
     assert answer_overlap("yes", "yes") == Overlap(1.0, 1.0)
+
+
+def test_facts_and_evidence_of_2wiki_are_counted():
+    # 2 of 3 cited facts are right, and 2 of 3 gold ones are cited
+    overlap, exact = two_wiki_facts([("A", 0), ("B", 1), ("C", 2)], [("a", 0), ("b", 1), ("D", 3)])
+    assert (overlap.precision, overlap.recall, exact) == pytest.approx((2 / 3, 2 / 3, 0.0))
+    assert two_wiki_facts([("A", 0)], [("a", 0)]) == (Overlap(1.0, 1.0), 1.0)
+    assert two_wiki_facts([], [("a", 0)]) == (Overlap(0.0, 0.0), 0.0)
+    # 1 of 2 written triples fits one of 3 gold ones
+    gold = [[{"Ann"}, {"born in"}, {"Oslo", "Kristiania"}]] + 2 * [[{"Bo"}, {"is"}, {"old"}]]
+    written = [("ann", "born in", "kristiania"), ("Ann", "born in", "Rome")]
+    assert two_wiki_evidence(written, gold) == (Overlap(1 / 2, 1 / 3), 0.0)
+    assert two_wiki_evidence(written[:1], gold[:1]) == (Overlap(1.0, 1.0), 1.0)
+    assert two_wiki_evidence([], gold) == (Overlap(0.0, 0.0), 0.0)
 
 
 @pytest.mark.parametrize(("n", "c", "k"), [(5, 2, 1), (5, 2, 3), (5, 0, 2), (5, 5, 2), (4, 3, 4)])

@@ -109,6 +109,13 @@ def test_states_are_equal_if_their_history_is():
         estimate(vine, episodes, states="histroy")
 
 
+def test_the_batch_has_one_scale():
+    # FINDINGS C2: three identical groups got three scales
+    batch = [replace(e, group_id=group) for group in "xyz" for e in FAMILY]
+    scaled = np.split(np.concatenate(estimate(vine, batch, scale="batch")), 3)
+    assert all(np.array_equal(each, scaled[0]) for each in scaled)
+
+
 def test_it_finds_the_true_advantages():
     # the first action leads to a state from which 0.2 or 0.8 succeed; both actions are as likely
     rng = np.random.default_rng(0)
