@@ -1,3 +1,4 @@
+import gc
 import json
 import os
 from pathlib import Path
@@ -20,6 +21,12 @@ ROOT = Path(__file__).parent.parent
 def pytest_xdist_auto_num_workers():
     """Run one process more than there are processors: some tests wait."""
     return (os.cpu_count() or 1) + 1
+
+
+def pytest_collection_finish():
+    """Spare the collections of garbage, one for each training, the objects of all imported libraries."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
