@@ -24,7 +24,7 @@ def pytest_xdist_auto_num_workers():
 
 
 def pytest_collection_finish():
-    """Spare the collections of garbage, one for each training, the objects of all imported libraries."""
+    """Exempt imported libraries from garbage collection, which each training forces."""
     gc.collect()
     gc.freeze()
 

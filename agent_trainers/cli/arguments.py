@@ -27,7 +27,6 @@ from agent_envs.errors import (
     UnknownNameError,
 )
 from agent_trainers.cli.config_files import read_settings
-from agent_trainers.trainers.config import StepPPOConfig
 
 T = TypeVar("T")
 
@@ -125,6 +124,8 @@ class CommandParser(HfArgumentParser):  # type: ignore[misc] # transformers is u
             self.error(" ".join(str(error).split()))
 
     def _refuse_unknown(self, option: str) -> NoReturn:
+        from agent_trainers.trainers.config import StepPPOConfig  # imports TRL: seconds
+
         name = option.split("=")[0]
         is_of_critic = name[2:] in StepPPOConfig.__annotations__
         if is_of_critic and "--algorithm" in self._option_string_actions:

@@ -38,18 +38,16 @@ from agent_trainers.cli.environments import (
     recorded_member,
     split_tasks,
 )
-from agent_trainers.cli.model_options import EMBEDDED, model_path
 from agent_trainers.cli.output_folder import open_run, settings_of
 from agent_trainers.policies import Policy
 from agent_trainers.policies.engines import load_engine_policy
 from agent_trainers.policies.local import load_policy
-from agent_trainers.policies.models import load_tokenizer
+from agent_trainers.policies.models import EMBEDDED, fast_precision, load_tokenizer, model_path
 from agent_trainers.policies.served import OpenAIPolicy
 from agent_trainers.recipes import find_environment, find_turn_length
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.evaluation import Evaluation, evaluate, plan_samples
 from agent_trainers.tasks.env_members import EnvMember
-from agent_trainers.trainers.config import fast_precision
 from agent_trainers.trajectory import Trajectory, check_kind, load_trajectories, save_trajectories
 
 PROGRAM: Final = "agent-r1-eval"

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from safetensors import SafetensorError
 from transformers.hf_argparser import HfArg
@@ -12,11 +12,6 @@ from trl import ModelConfig, get_quantization_config
 
 from agent_envs.core.command_line import check_range
 from agent_envs.errors import AgentEnvsError, ConfigurationError
-from agent_trainers.policies.models import check_model
-from agent_trainers.tiny_policy import TINY_POLICY
-
-EMBEDDED: Final = "embedded policy"
-"""Name of the default model in results."""
 
 
 @dataclass
@@ -63,11 +58,6 @@ class ModelArguments(ModelConfig):  # type: ignore[misc] # TRL is untyped
             **(given or {}),
         }
         return {name: value for name, value in chosen.items() if value is not None}
-
-
-def model_path(options: Any) -> str:
-    """Return the model of the options as transformers loads it."""
-    return check_model(str(TINY_POLICY) if options.model is None else options.model)
 
 
 @contextlib.contextmanager

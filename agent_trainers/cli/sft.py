@@ -23,21 +23,16 @@ from agent_trainers.cli.arguments import CommandParser, notifier, run_command
 from agent_trainers.cli.config_files import read_settings
 from agent_trainers.cli.environments import DEFAULT_ENV, first_tasks, inspect_environment
 from agent_trainers.cli.launch import Interrupted, StopRequests
-from agent_trainers.cli.model_options import ModelArguments, model_path, refused_settings
+from agent_trainers.cli.model_options import ModelArguments, refused_settings
 from agent_trainers.cli.output_folder import COMMAND, open_run, read_arguments, settings_of
 from agent_trainers.cli.train import check_loggers
 from agent_trainers.monitoring.live_view import is_notebook_command, show_progress
 from agent_trainers.monitoring.metrics_log import MetricsLog
-from agent_trainers.policies.models import load_tokenizer
+from agent_trainers.policies.models import fast_precision, load_tokenizer, model_path
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.rollout.demonstrations import play_reference, retell
 from agent_trainers.rollout.environments import template_tools
-from agent_trainers.trainers.config import (
-    check_ranges,
-    fast_precision,
-    follow_the_machine,
-    ignore_renames,
-)
+from agent_trainers.trainers.config import check_ranges, follow_the_machine, ignore_renames
 from agent_trainers.trainers.resumable import AtomicCheckpoints
 from agent_trainers.trainers.scorer import labelled_only
 from agent_trainers.trajectory import Trajectory, load_trajectories

@@ -40,20 +40,20 @@ from agent_trainers.cli.launch import (
     leave_process_group,
     supervise,
 )
-from agent_trainers.cli.model_options import EMBEDDED, ModelArguments, model_path, refused_settings
+from agent_trainers.cli.model_options import ModelArguments, refused_settings
 from agent_trainers.cli.output_folder import COMMAND, open_run, read_arguments, settings_of
 from agent_trainers.cli.results import LOGGERS, RunFiles, dry_run, print_results
 from agent_trainers.monitoring.live_view import show_progress
-from agent_trainers.policies.models import keep_to_one_thread, load_tokenizer
+from agent_trainers.policies.models import (
+    EMBEDDED,
+    fast_precision,
+    keep_to_one_thread,
+    load_tokenizer,
+    model_path,
+)
 from agent_trainers.recipes import ACCELERATE_CONFIGS, FOLDER, RECIPES, find_recipe, find_settings
 from agent_trainers.tasks.env_members import FIELDS
-from agent_trainers.trainers.config import (
-    PRESETS,
-    StepGRPOConfig,
-    config_class,
-    fast_precision,
-    has_critic,
-)
+from agent_trainers.trainers.config import PRESETS, StepGRPOConfig, config_class, has_critic
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trainers.ppo import trainer_class
 

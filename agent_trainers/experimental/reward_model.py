@@ -37,11 +37,10 @@ from agent_trainers.batching.collate import pad_rows
 from agent_trainers.batching.probe import is_tiny
 from agent_trainers.cli.arguments import notifier, parse, run_command
 from agent_trainers.cli.evaluate import check_output
-from agent_trainers.cli.model_options import model_path
 from agent_trainers.experimental.diagnose import name_file
 from agent_trainers.experimental.values import NUM_BINS, reliability, split_by_tokens, split_tasks
 from agent_trainers.policies.local import context_length
-from agent_trainers.policies.models import load_tokenizer
+from agent_trainers.policies.models import load_tokenizer, model_path
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.rollout.rescoring import episode_texts, rescore
 from agent_trainers.trainers.config import ignore_renames

@@ -32,10 +32,9 @@ from agent_trainers.batching.collate import pad_rows
 from agent_trainers.batching.micro_batch import pack
 from agent_trainers.batching.probe import is_tiny
 from agent_trainers.cli.arguments import notifier, parse, run_command
-from agent_trainers.cli.model_options import model_path
 from agent_trainers.cli.output_folder import check_unused
 from agent_trainers.experimental.diagnose import name_file
-from agent_trainers.policies.models import load_tokenizer
+from agent_trainers.policies.models import load_tokenizer, model_path
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.rollout.environments import template_tools
 from agent_trainers.trainers.ppo import CRITIC_FILE, CriticModel, save_critic

@@ -5,6 +5,7 @@ Torch and transformers are imported only to load a model, so that `check_model` 
 
 import json
 import os
+from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +14,10 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined] # not in __all__
 
 from agent_envs.errors import ConfigurationError
+from agent_trainers.tiny_policy import TINY_POLICY
+
+EMBEDDED: Final = "embedded policy"
+"""Name of the default model in results."""
 
 _VALID_NAMES: Final = "a name on the hub, or a folder that save_pretrained wrote"
 _CONFIGS: Final = ("config.json", "adapter_config.json")
@@ -20,6 +25,12 @@ _CONFIGS: Final = ("config.json", "adapter_config.json")
 _GENERATION: Final = "generation_config.json"
 _SMALL: Final = 2_000_000
 """Parameters below which more threads do not speed up a model."""
+_BF16_INSTRUCTIONS: Final = ("avx512_bf16", "amx_bf16")
+
+
+def model_path(options: Any) -> str:
+    """Return the model of a command's options as transformers loads it."""
+    return check_model(str(TINY_POLICY) if options.model is None else options.model)
 
 
 def check_model(name: str) -> str:
@@ -56,6 +67,16 @@ def load_model(name: str, dtype: str = "auto") -> Any:
     from transformers import AutoModelForCausalLM
 
     return _load(AutoModelForCausalLM, name, dtype=dtype)
+
+
+def fast_precision() -> Mapping[str, bool]:
+    """Return ``{"bf16": True}`` where the model has to run on a CPU with bf16 instructions."""
+    import torch
+
+    if torch.accelerator.is_available():
+        return {}
+    can: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # from torch 2.9 on
+    return {"bf16": True} if any(can.get(name) for name in _BF16_INSTRUCTIONS) else {}
 
 
 def keep_to_one_thread(model: Any) -> None:

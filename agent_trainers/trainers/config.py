@@ -121,7 +121,6 @@ _RANGES: Final[Mapping[str, tuple[str, ...]]] = {
     ),
 }  # fmt: skip
 """Ranges of settings that transformers and TRL do not check."""
-_BF16_INSTRUCTIONS: Final = ("avx512_bf16", "amx_bf16")
 
 
 @dataclass
@@ -406,14 +405,6 @@ def has_critic(algorithm: str) -> bool:
 def config_class(algorithm: str) -> type[StepGRPOConfig]:
     """Return the class of a preset's settings."""
     return StepPPOConfig if has_critic(algorithm) else StepGRPOConfig
-
-
-def fast_precision() -> Mapping[str, bool]:
-    """Return ``{"bf16": True}`` where the model has to run on a CPU with bf16 instructions."""
-    if torch.accelerator.is_available():
-        return {}
-    can: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # from torch 2.9 on
-    return {"bf16": True} if any(can.get(name) for name in _BF16_INSTRUCTIONS) else {}
 
 
 def follow_the_machine(config: Any) -> None:

@@ -18,8 +18,9 @@ from agent_envs.errors import ConfigurationError
 from agent_trainers.cli.output_folder import RESULTS_FILE, RUN_SETTINGS
 from agent_trainers.cli.train import parse_arguments
 from agent_trainers.monitoring.metrics_log import METRICS_FILE, read_metrics
+from agent_trainers.policies.models import fast_precision
 from agent_trainers.small_models import SMALL_MODELS, prepare
-from agent_trainers.trainers.config import fast_precision, has_critic
+from agent_trainers.trainers.config import has_critic
 from agent_trainers.trajectory import Trajectory, load_trajectories
 from benchmarks.grid import CommandFailedError, Grid, Result, read_json
 from benchmarks.learning_run import check_distinct
