@@ -33,6 +33,7 @@ from agent_trainers.batching.rows import state_row
 from agent_trainers.batching.shared_prefix import align
 from agent_trainers.monitoring.episode_statistics import EpisodeSummary
 from agent_trainers.monitoring.trajectory_samples import BatchRecord
+from agent_trainers.policies.local import context_length
 from agent_trainers.trainers.config import StepPPOConfig, has_critic
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trainers.scorer import body_of
@@ -132,12 +133,17 @@ class StepPPOTrainer(StepGRPOTrainer):
         return everyone, tensors
 
     def bootstrap_values(self, trajectories: Sequence[Trajectory]) -> list[float]:
-        """Return the value of each trajectory's last state; 0 where it is not truncated."""
+        """Return the value of each trajectory's last state; 0 where it is not truncated.
+
+        Of a state that fills the context the first tokens are left out.
+        """
         values = [0.0] * len(trajectories)
         cut = [i for i, t in enumerate(trajectories) if t.is_scorable and t.is_truncated]
         if cut and self.args.bootstrap_truncated:
             pad = self._tokenizer.pad_token_id
-            last = collate([state_row(trajectories[i].final_prompt_ids, pad) for i in cut], pad)
+            limit = context_length(self.model) - 1  # a row has a token behind the state
+            states = [trajectories[i].final_prompt_ids[-limit:] for i in cut]
+            last = collate([state_row(state, pad) for state in states], pad)
             for i, value in zip(cut, self.values(last)[:, 0].tolist(), strict=True):
                 values[i] = value
         return values

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig
-from transformers import TrainerCallback
+from transformers import GPT2Config, GPT2LMHeadModel, TrainerCallback
 
 from agent_envs import ConfigurationError
 from agent_trainers import TINY_POLICY
@@ -16,6 +16,7 @@ from agent_trainers.batching.per_token import credit_masks, sort_by_step
 from agent_trainers.trainers.batch_builder import build_batch
 from agent_trainers.trainers.ppo import StepPPOTrainer
 from agent_trainers.trajectory import StopReason
+from tests.agent_trainers import made
 from tests.agent_trainers.gradients import TOLERANCE
 
 ID = "AgentR1/SyntheticMultiHop-v0"
@@ -67,6 +68,25 @@ def test_truncated_episodes_bootstrap_from_their_last_state_and_others_do_not(ma
             assert len(trajectory.final_prompt_ids) > length  # and what the tool said
     trainer.args.bootstrap_truncated = False
     assert not any(trainer.bootstrap_values(trajectories))
+
+
+@pytest.mark.parametrize("length", [1024, 1100], ids=["full", "with an observation"])
+def test_a_full_context_bootstraps_without_its_first_tokens(
+    make_trainer, tmp_path, tokenizer, length
+):
+    config = GPT2Config(vocab_size=len(tokenizer), n_embd=16, n_layer=1, n_head=2)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path)  # has no position behind its context
+    tokenizer.save_pretrained(tmp_path)
+    trainer = make_trainer(model=str(tmp_path))
+    stir(trainer)
+    state = np.random.default_rng(1).integers(5, 50, length).tolist()
+    full, kept = (
+        made.trajectory(made.transition(), stop_reason=StopReason.TURN_LIMIT, final_prompt_ids=ids)
+        for ids in (state, state[-1023:])
+    )
+    one, other = trainer.bootstrap_values([full, kept])
+    assert one == pytest.approx(other, rel=TOLERANCE)
+    assert one != 0
 
 
 @pytest.mark.parametrize("changes", [
