@@ -16,7 +16,8 @@ from agent_envs.registration import ENVIRONMENTS
 TITLE: Final = "# The environments"
 INTRODUCTION: Final = (
     "Made by `python -m agent_envs list > ENVIRONMENTS.md`. All take `tools`, "
-    "`tool_format`, `context`, `rewards`, `system_prompt`, `render_mode` and `max_episode_steps` "
+    "`tool_format`, `parallel_calls`, `context`, `rewards`, `attack`, `system_prompt`, "
+    "`render_mode` and `max_episode_steps` "
     "in addition to their own arguments. Reward terms are listed with their default weights; those "
     "without one are off unless `rewards=` names them. Outcome terms are marked with an asterisk. "
     "The return of an episode lies in the stated range: of those that solve their task, the "

@@ -61,7 +61,7 @@ def main() -> None:
     """Place the servers, and train."""
     parser = argparse.ArgumentParser(description="Train on a Ray cluster.")
     parser.add_argument("--env", default="AgentR1/SyntheticMultiHop-v0")
-    parser.add_argument("--kwargs", type=json.loads, default={}, help="of the environment, as JSON")
+    parser.add_argument("--env_kwargs", type=json.loads, default={}, help="as JSON")
     parser.add_argument("--servers", type=int, default=2)
     parser.add_argument("--first_port", type=int, default=8700, help="each server has its own")
     parser.add_argument("--num_gpus", type=int, default=0, help="of the training run")
@@ -70,7 +70,7 @@ def main() -> None:
     token = os.environ.get(TOKEN_VARIABLE) or secrets.token_hex()
     ray.init(runtime_env={"env_vars": {TOKEN_VARIABLE: token}})
     ports = range(options.first_port, options.first_port + options.servers)
-    servers = [Server.remote(options.env, options.kwargs, port) for port in ports]
+    servers = [Server.remote(options.env, options.env_kwargs, port) for port in ports]
     urls = ray.get([server.where.remote() for server in servers])
     print("\n".join(urls))
     ray.get(train.options(num_gpus=options.num_gpus).remote(urls, options.arguments))

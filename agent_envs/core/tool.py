@@ -176,7 +176,7 @@ class Tool:
         """Return whether the function may keep state that is not in attributes of `env`."""
         holder = getattr(self.function, "__self__", self.function)
         if isinstance(holder, FunctionType):
-            return self.stateful and bool(holder.__closure__)
+            return self.stateful
         return holder is not env and not isinstance(holder, type | ModuleType | functools.partial)
 
     def _cut(self, result: ToolResult) -> ToolResult:

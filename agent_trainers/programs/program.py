@@ -133,7 +133,7 @@ def read_outcome(value: Any) -> Outcome:
         where = ".".join(map(str, error.errors()[0]["loc"]))
         raise TypeError(
             f"{reprlib.repr(value)} is no outcome ({where}: {error.errors()[0]['msg']}); a program "
-            "returns a finite number, or Outcome(reward, metrics). If it returns an answer, name "
+            "returns a finite number, or Outcome(reward=1.0, ...). If it returns an answer, name "
             "the function that scores it with --reward."
         ) from None
     reward = outcome.reward

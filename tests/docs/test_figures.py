@@ -39,7 +39,7 @@ def kept_checkpoints():
         (r"\[(\d+) environments\]\(ENVIRONMENTS\.md\)", lambda: str(len(ENVIRONMENTS))),
         (r"model of ([\d,]+) parameters", lambda: f"{number_of_parameters():,}"),
         (r"0\.(\d+)(?: million| M)[ -]parameters?\b(?! then)", number_of_parameters),
-        (r"knows (?:the )?(\d+) words", lambda: str(vocabulary())),
+        (r"embedded policy has (\d+) tokens", lambda: str(vocabulary())),
         (r"((?:`checkpoint-\d+`(?:, )?)+) \| the checkpoints", kept_checkpoints),
     ],
     ids=["environments", "parameters", "millions", "vocabulary", "checkpoints"],

@@ -88,6 +88,27 @@ class Tallies(Words):
         self.tallied.clear()
 
 
+NOTED = []
+
+
+@tool(stateful=True)
+def note(word: str) -> str:
+    """Note a word."""
+    NOTED.append(word)
+    return f"{len(NOTED)} words"
+
+
+class Notes(Words):
+    """State of a tool in a variable of its module."""
+
+    def __init__(self, **shared):
+        super().__init__(default_tools=[note], **shared)
+
+    def begin_episode(self):
+        super().begin_episode()
+        NOTED.clear()
+
+
 class Locked(Words):
     """An attribute that cannot be pickled."""
 
@@ -123,13 +144,13 @@ def run(env, words="abcab"):
     return [repr(env.step(call)) for call in calls]
 
 
-@pytest.mark.parametrize("kind", [Words, Counts, Tallies, Locked, Leaves])
+@pytest.mark.parametrize("kind", [Words, Counts, Tallies, Notes, Locked, Leaves])
 def test_an_episode_continues_from_a_snapshot(kind):
     env = kind()
     env.reset(seed=1)
     run(env, "ab")
     snapshot = pickle.loads(pickle.dumps(env.snapshot()))
-    assert snapshot.is_replayed == (kind in (Counts, Tallies, Locked))
+    assert snapshot.is_replayed == (kind in (Counts, Tallies, Notes, Locked))
     expected = run(env)
     other = kind()
     other.restore(snapshot)
