@@ -78,13 +78,3 @@ def hotpot_file(tmp_path_factory):
     path = tmp_path_factory.mktemp("data") / "hotpot.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in HOTPOT_ROWS), encoding="utf-8")
     return str(path)
-
-
-@pytest.fixture(scope="session")
-def served(tmp_path_factory):
-    """The embedded policy behind ``transformers serve``."""
-    pytest.importorskip("transformers", reason="the extra train is not installed")
-    from tests.served_model import transformers_serve
-
-    with transformers_serve(tmp_path_factory.mktemp("served")) as models:
-        yield models

@@ -170,6 +170,13 @@ class StopRequests(contextlib.ExitStack, TrainerCallback):  # type: ignore[misc]
             self.stopped_by = number
             control.should_save = control.should_training_stop = True
 
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Stop an evaluation outside training, all processes at the same batch."""
+        if not self.can_finish_step and "LOCAL_RANK" in os.environ:
+            own = torch.tensor([self.received or 0], device=PartialState().device)
+            if number := int(gather(own).max()):
+                raise Interrupted(number)
+
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Stop at once from now on; also on a request after the last step."""
         self.can_finish_step = False

@@ -158,7 +158,10 @@ def run(arguments: Sequence[str]) -> None:
             raise ConfigurationError("No optimiser step was taken. Check the number of epochs.")
         trainer.save_model()
         notify(f"Loss per token {losses[0]:.3f} -> {losses[-1]:.3f} in {len(losses)} updates.")
-        notify(f"Continue with: agent-r1-train --model {config.output_dir}")
+        following = "Merge the adapters by PEFT's merge_and_unload(), and train the result."
+        if not options.use_peft:
+            following = f"Continue with: agent-r1-train --model {config.output_dir}"
+        notify(following)
 
 
 def _demonstrations(
@@ -183,9 +186,15 @@ def supervised_dataset(
     """Return rows for ``SFTTrainer``, labels on actions only, and the number of rows left out.
 
     Steps that extend each other share a row, as in reinforcement learning. Rows longer than
-    `max_length` are left out: a truncated row would teach to stop early.
+    `max_length` are left out, and turns that were cut off are not trained: both would teach to stop
+    early.
     """
-    rows = [row for i, t in enumerate(trajectories) for row in make_rows(t, i)]
+    rows = [
+        row
+        for i, t in enumerate(trajectories)
+        for row in make_rows(t, i, train_truncated=False)
+        if any(row.is_trained)
+    ]
     data = [
         {"input_ids": [*row.prompt_ids, *row.completion_ids], "labels": row.labels()}
         for row in rows

@@ -211,6 +211,11 @@ def make_trainer(
 ) -> tuple[StepGRPOTrainer, str]:
     """Load the model; return the trainer, and a description of the evaluation tasks."""
     model = model_path(options)
+    if Path(model).is_dir() and not (Path(model) / "config.json").is_file():
+        raise ConfigurationError(
+            f"--model {model} has adapters only. Merge them into their model by PEFT's "
+            "merge_and_unload(), and train the result."
+        )
     tokenizer = load_tokenizer(model)
     tasks, evaluated_on = find_tasks(options, source, tokenizer, config.seed, notify)
     config.model_init_kwargs = options.load_arguments(config.model_init_kwargs)

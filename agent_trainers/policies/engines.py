@@ -54,6 +54,7 @@ class EngineBatch:
         self._engine, self._parameters = engine, sampling_parameters(settings)
         self.prompts: dict[int, list[int]] = {}
         """States of the running turns."""
+        self._guided: set[int] = set()
 
     def add(self, key: int, prompt: list[int], rng: np.random.Generator, guide: str | None) -> None:
         """Start a turn; a ValueError if the engine refuses it, such as its guide."""
@@ -69,6 +70,7 @@ class EngineBatch:
         )
         self._engine.add_request(str(key), {"prompt_token_ids": prompt}, parameters)
         self.prompts[key] = prompt
+        (self._guided.discard if guide is None else self._guided.add)(key)
 
     def step(self) -> list[tuple[int, list[int], Completion]]:
         """Sample the next token of each turn; return those that ended, with their states."""
@@ -80,6 +82,8 @@ class EngineBatch:
             token_ids = list(output.outputs[0].token_ids)
             found = zip(output.outputs[0].logprobs, token_ids, strict=True)
             logprobs = np.array([values[token].logprob for values, token in found], np.float32)
+            if key in self._guided:
+                logprobs[:] = np.nan  # those under the guide, which a trainer cannot compute again
             ended.append((key, prompt, Completion(token_ids=token_ids, logprobs=logprobs)))
         return ended
 
@@ -271,10 +275,10 @@ class VLLMServerPolicy(TokenPolicy):
         reply: Any = self._client.call(post, path="/completions", body=body, cast_to=object)
         try:
             (choice,) = reply["choices"]
-            return Completion(
-                token_ids=choice["token_ids"],
-                logprobs=np.array(choice["logprobs"]["token_logprobs"], np.float32),
-            )
+            logprobs = np.array(choice["logprobs"]["token_logprobs"], np.float32)
+            if guide is not None:
+                logprobs[:] = np.nan  # those under the guide, which a trainer cannot compute again
+            return Completion(token_ids=choice["token_ids"], logprobs=logprobs)
         except (LookupError, TypeError, ValueError):
             text = str(reply)[:MAX_REASON_CHARS]
             raise self._client.error(f"the reply is not a completion: {text}") from None

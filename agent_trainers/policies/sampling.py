@@ -126,6 +126,9 @@ def draw(
         Tokens (B,), int64, and their log-probabilities (B,), double, as if there were no guides:
         those that a trainer computes again.
     """
+    device = scores.device
+    if device.type == "mps":  # has no double precision
+        scores = scores.cpu()
     logprobs = drawn = _log_softmax(scores, warpers)
     if any(guides):
         everything = torch.ones(scores.size(-1), dtype=torch.bool)
@@ -137,12 +140,13 @@ def draw(
     else:
         # double: float32 sums over a large vocabulary would favour its first tokens
         cumulative = drawn.exp().cumsum(dim=-1)
-        tokens = torch.searchsorted(cumulative, points[:, None] * cumulative[:, -1:], right=True)
+        mass = points[:, None].to(cumulative.device) * cumulative[:, -1:]
+        tokens = torch.searchsorted(cumulative, mass, right=True)
         tokens.clamp_(max=scores.size(-1) - 1)
     for row, guide in enumerate(guides):
         if guide:
             guide.accept(int(tokens[row]))
-    return tokens.squeeze(-1), logprobs.gather(-1, tokens).squeeze(-1)
+    return tokens.squeeze(-1).to(device), logprobs.gather(-1, tokens).squeeze(-1)
 
 
 def _log_softmax(scores: torch.Tensor, warpers: Sequence[Warper]) -> torch.Tensor:
@@ -171,7 +175,7 @@ def sample(
     uniforms = None
     if settings.temperature > 0:
         draws = np.stack([rng.random(settings.max_new_tokens) for rng in rngs])
-        uniforms = torch.from_numpy(draws).to(model.device)
+        uniforms = torch.from_numpy(draws)
     sampling = SeededSampling(uniforms, settings.warpers(), guides)
     config = GenerationConfig(
         max_new_tokens=settings.max_new_tokens,

@@ -352,7 +352,7 @@ class SlotStream(GenerationStream):
         points = None
         if self._settings.temperature > 0:
             numbers = [t.uniforms[len(t.token_ids)] for t in turns if t.uniforms is not None]
-            points = torch.tensor(numbers, dtype=torch.float64, device=scores.device)
+            points = torch.tensor(numbers, dtype=torch.float64)
         guides = [turn.guide for turn in turns]
         drawn, logprobs = draw(scores, points, self._settings.warpers(), guides)
         for turn, token, logprob in zip(turns, drawn.tolist(), logprobs.tolist(), strict=True):

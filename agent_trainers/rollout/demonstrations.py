@@ -7,17 +7,20 @@ sees the tokens and masks that are sampled and trained later.
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from agent_envs.errors import ConfigurationError
+from agent_envs.wrappers.awaited import awaited
 from agent_trainers.policies.policy import Generation, Schemas
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.rollout.environments import MakeEnv, read_reset, template_tools
 from agent_trainers.rollout.episode import Episode
 from agent_trainers.rollout.evaluation import plan_samples
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
+
+_KEPT: Final = ("agent_role", "is_frozen", "finish_reason")
 
 
 def play_reference(
@@ -28,7 +31,7 @@ def play_reference(
     Raises:
         ConfigurationError: If the environment has none.
     """
-    with contextlib.closing(make_env()) as env:
+    with contextlib.closing(awaited(make_env())) as env:
         inner: Any = env.unwrapped
         if not hasattr(inner, "reference_actions"):
             raise ConfigurationError(
@@ -57,7 +60,7 @@ def play_reference(
 
 
 def retell(trajectory: Trajectory, renderer: ChatRenderer, tools: Schemas) -> Trajectory:
-    """Return a trajectory in the tokens of another model; of `info` only the roles stay."""
+    """Return a trajectory in the tokens of another model; of `info` only `_KEPT` stays."""
     steps: list[Transition] = []
     for t in trajectory.transitions:
         ids = renderer.turn_ids(t.action)
@@ -67,7 +70,7 @@ def retell(trajectory: Trajectory, renderer: ChatRenderer, tools: Schemas) -> Tr
                 prompt_ids=renderer.prompt_ids(t.messages, tools, steps[-1] if steps else None),
                 completion_ids=ids,
                 logprobs=np.zeros(len(ids), np.float32),
-                info={name: t.info[name] for name in ("agent_role", "is_frozen") if name in t.info},
+                info={name: t.info[name] for name in _KEPT if name in t.info},
             )
         )
     return dataclasses.replace(trajectory, transitions=steps)

@@ -9,6 +9,7 @@ from datasets import Dataset
 
 from agent_envs.core.tool_env import ENDLESS
 from agent_envs.errors import ConfigurationError
+from agent_envs.wrappers.awaited import awaited
 from agent_trainers.policies.policy import Policy, Schemas
 from agent_trainers.rollout.collector import Collector, Rollout
 from agent_trainers.rollout.environments import template_tools
@@ -53,7 +54,7 @@ class EnvironmentTasks(TaskSource):
         tools: list[Any] = []
         terms: list[Mapping[str, float] | None] = []
         for member in self.members:
-            inspected = member.make_env()
+            inspected = awaited(member.make_env())
             _, info = inspected.reset(seed=0)
             inspected.close()
             own = inspected.unwrapped

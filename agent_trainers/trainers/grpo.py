@@ -156,6 +156,11 @@ class StepGRPOTrainer(ResumableTrainer):
         self.processes = ProcessGroup(self.accelerator)
         self.means = RunningMeans(self.processes)
         self.generator = TrainerGenerator(self)
+        if args.sync_ref_model and self.generator.is_sharded:
+            raise ConfigurationError(
+                "sync_ref_model is not supported with FSDP and DeepSpeed, whose checkpoints would "
+                "lack the reference. Leave it out, or use plain data parallelism."
+            )
         self.extensions: list[Extension] = []
         self.keeping_state = dict[str, Any]() if sampler is None else {"draws": sampler}
         settings: dict[str, Any] = {

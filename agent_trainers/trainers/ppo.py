@@ -190,8 +190,9 @@ class StepPPOTrainer(StepGRPOTrainer):
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """Save the critic next to the policy. Relies on: called wherever the policy is saved."""
         super()._save(output_dir, state_dict)
-        critic = self.accelerator.unwrap_model(self.critic)
-        save_critic(critic, Path(output_dir or self.args.output_dir))
+        if self.args.should_save:
+            critic = self.accelerator.unwrap_model(self.critic)
+            save_critic(critic, Path(output_dir or self.args.output_dir))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """Load the critic with the policy. Relies on: called when a run is resumed."""

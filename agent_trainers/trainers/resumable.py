@@ -83,11 +83,17 @@ class AtomicCheckpoints(Trainer):  # type: ignore[misc]
             self.accelerator.wait_for_everyone()
             if self.args.should_save:
                 checkpoints.publish_folder(staging / name, folder / name)
+                best = self._best_checkpoint(folder)
                 # by time: a damaged one of a later step goes first
-                rotate_checkpoints(str(folder), self.args.save_total_limit, use_mtime=True)
+                rotate_checkpoints(str(folder), self.args.save_total_limit, best, use_mtime=True)
         self.accelerator.wait_for_everyone()
+        self.state.best_model_checkpoint = self._best_checkpoint(folder)
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(folder / name))
+
+    def _best_checkpoint(self, folder: Path) -> str | None:
+        path = folder / f"checkpoint-{self.state.best_global_step}"
+        return str(path) if path.is_dir() else None
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Postpone the upload until the checkpoint is in place. Relies on: called in saving."""

@@ -129,6 +129,7 @@ OWN = "tests.agent_leaderboard.outside.%s"
         ("nowhere.agent:MyAgent", "{}", "ModuleNotFoundError: No module named 'nowhere'"),
         (OWN % "titles:LastTitle", "{}", "has no attribute 'LastTitle'"),
         (OWN % "titles:Rollout", "{prefix: a}", "unexpected keyword argument 'prefix'"),
+        ("iterative_rag", "{model: m, base_url: 'http://a/v1', iterations: 7}", "takes 8 turns"),
     ],
 )
 def test_an_agent_that_cannot_be_made_is_refused_before_any_episode(

@@ -56,14 +56,18 @@ def make_trainer(tiny_policy, tokenizer, make_config):
     return make
 
 
-@pytest.fixture
-def played(make_trainer):
-    """Real trajectories of the embedded policy, with several turns and mixed rewards.
+@pytest.fixture(scope="session")
+def played(tiny_policy, tmp_path_factory):
+    """Real trajectories of the embedded policy, with several turns and mixed rewards."""
+    from transformers import AutoTokenizer
 
-    Sampled by the `make_trainer` of the test module.
-    """
-    trainer = make_trainer()
+    from agent_trainers.trainers.config import StepGRPOConfig
+    from agent_trainers.trainers.grpo import StepGRPOTrainer
+    from tests.agent_trainers.gradients import collect
+
+    config = StepGRPOConfig(**SETTINGS, output_dir=str(tmp_path_factory.mktemp("played")))
+    tokenizer = AutoTokenizer.from_pretrained(tiny_policy, padding_side="left")
+    env = "AgentR1/SyntheticMultiHop-v0"
+    trainer = StepGRPOTrainer(tiny_policy, env, config, processing_class=tokenizer)
     trainer.model.train()
-    return trainer.rollouts.collect(
-        [{"task": i // 4} for i in range(8)], "train", (0, 0)
-    ).trajectories
+    return collect(trainer)

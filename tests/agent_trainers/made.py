@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import gymnasium as gym
 import numpy as np
 
+from agent_trainers.policies.policy import GenerationRequest
 from agent_trainers.rollout.collector import Rollout
 from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.trajectory import StopReason, Trajectory, Transition
@@ -26,6 +27,15 @@ def trajectory(*transitions, **changes):
         "timings": {}, "stop_reason": StopReason.ANSWERED,
     }  # fmt: skip
     return Trajectory(**(settings | changes))
+
+
+def request(number=0, content="where ?", **changes):
+    """Return what a policy is asked, with the generator of this number."""
+    settings = {
+        "episode_id": number, "messages": [{"role": "user", "content": content}], "tools": None,
+        "previous": None, "rng": np.random.default_rng(number),
+    }  # fmt: skip
+    return GenerationRequest(**(settings | changes))
 
 
 def roll_out(policy, tasks, **env_kwargs):

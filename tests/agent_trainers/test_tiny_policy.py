@@ -31,8 +31,9 @@ def test_a_policy_for_an_environment_knows_its_words_and_has_a_recipe(tmp_path, 
 
     class Source(make.EnvironmentSource):
         def evaluate(self, policy, tasks):
-            super().evaluate(policy, tasks[:2])
-            return next(evaluations)
+            if (score := next(evaluations)) == 0.2:  # one real evaluation is enough
+                super().evaluate(policy, tasks[:2])
+            return score
 
     monkeypatch.setattr(make, "TOKENS_PER_STEP", 50)
     source = Source(inspect_environment("AgentR1/SyntheticArithmetic-v0", {}))

@@ -138,5 +138,5 @@ def test_guided_turns_follow_schemas_and_required_calls(guided):
         assert call.function.name == "add"
         assert json.loads(call.function.arguments)["city"] in ("Oslo", "Rome")
         steps = session.close(1.0).transitions
-    for step in steps:  # vLLM applies the guide first, so forced tokens are certain
-        assert max(step.logprobs) == 0.0 > min(step.logprobs)
+    for step in steps:  # vLLM applies the guide first, so its log-probabilities are not the model's
+        assert np.isnan(step.logprobs).all()

@@ -5,32 +5,21 @@ action 0 is right. All estimators get the same number of environment steps per b
 included, and every update has the same KL divergence: only the direction of the gradient counts.
 """
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 
 import numpy as np
 
 from agent_trainers.algorithms.group_estimators import grpo, grpo_step
 from agent_trainers.experimental.branching import vine
+from tests.agent_trainers.made import Episode
 
 T, NUM_SKILLS, NUM_ACTIONS, GROUP_SIZE = 27, 3, 4, 8
 SKILLS = np.arange(T) % NUM_SKILLS
 
 
-@dataclass(frozen=True, kw_only=True)
-class Episode:
+@dataclass(kw_only=True)
+class Chain(Episode):
     actions: tuple[int, ...]
-    rewards: tuple[float, ...]
-    anchors: tuple[Hashable, ...]
-    start: int
-    group_id: str = "0"
-    lengths: tuple[int, ...] = (1,) * T
-    is_truncated: bool = False
-    is_scorable: bool = True
-
-    @property
-    def states(self):
-        return self.anchors
 
     @property
     def num_right(self):
@@ -63,10 +52,8 @@ class Model:
         right = np.array(actions) == 0
         is_alive = np.append(1, right.cumprod())  # no mistake before decision t
         rewards = np.append(np.zeros(T - 1), is_alive[-1]) if self.is_outcome_only else right / T
-        return Episode(
-            actions=actions, rewards=tuple(rewards.tolist()), start=len(prefix),
-            anchors=tuple(enumerate(is_alive[:-1].tolist())),
-        )  # fmt: skip
+        states = list(enumerate(is_alive[:-1].tolist()))
+        return Chain("0", rewards.tolist(), states, len(prefix), anchors=states, actions=actions)
 
     def collect(self, num_episodes, branch_steps):
         """Return episodes, and branches from the latest state without a mistake that was reached.

@@ -7,7 +7,7 @@ from agent_trainers.algorithms.advantages import ADVANTAGE_ESTIMATORS, estimate,
 from agent_trainers.experimental.branching import rtmc, tree, vine
 from tests.agent_trainers.made import Episode
 
-NUM_GROUPS = 400
+NUM_GROUPS = 100
 SCALED = [ADVANTAGE_ESTIMATORS[name] for name in ("grpo", "grpo_step", "gigpo", "gagpo")]
 SCALED += [rtmc, vine, tree]
 UNSCALED = [ADVANTAGE_ESTIMATORS[name] for name in ("dr_grpo", "rloo", "gdpo")]

@@ -1,42 +1,30 @@
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 
 from agent_trainers.algorithms.advantages import estimate
 from agent_trainers.algorithms.roles import estimate_by_role, take_apart
+from tests.agent_trainers.made import Episode
 
 
-@dataclass(frozen=True)
-class Played:
-    rewards: list
-    roles: list
-    group_id: str = "g"
+@dataclass
+class Played(Episode):
+    roles: list = None
     reward_owners: list = None
     frozen_roles: frozenset = frozenset()
-    start: int = 0
-    is_truncated: bool = False
-    is_scorable: bool = True
-    lengths: list = field(default=None)
-    anchors: list = field(default=None)
-    states: list = field(default=None)
-    reward_terms: list = field(default=None)
 
-    def __post_init__(self):
-        for name, value in (
-            ("reward_owners", {}), ("lengths", 1), ("anchors", "x"), ("states", "x"),
-        ):  # fmt: skip
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, [value] * len(self.rewards))
-        if self.reward_terms is None:
-            object.__setattr__(self, "reward_terms", [{"all": r} for r in self.rewards])
+
+def play(rewards, roles, **changes):
+    each = {"states": ["x"] * len(rewards), "reward_owners": [{}] * len(rewards)} | changes
+    return Played("g", rewards, roles=roles, **each)
 
 
 def compare(episodes, estimator="grpo_step", **settings):
     return estimate_by_role(lambda parts: estimate(estimator, parts, **settings), episodes)
 
 
-PLANNED = Played([0.0, 0.25, 0.0, 1.0], ["planner", "executor", "executor", "planner"])
+PLANNED = play([0.0, 0.25, 0.0, 1.0], ["planner", "executor", "executor", "planner"])
 
 
 def test_each_role_earns_what_the_episode_earned_from_its_step_on():
@@ -44,22 +32,22 @@ def test_each_role_earns_what_the_episode_earned_from_its_step_on():
     # the planner's first step: 0 + what came before its next one; the second: 1
     assert planner.rewards == [0.25, 1.0]
     assert executor.rewards == [0.25, 1.0]  # the last reward comes after its last step
-    assert planner.reward_terms == executor.reward_terms == [{"all": 0.25}, {"all": 1.0}]
+    assert planner.reward_terms == executor.reward_terms == [{"reward": 0.25}, {"reward": 1.0}]
     assert (planner.roles, executor.roles) == (["planner"] * 2, ["executor"] * 2)
-    _, critic = take_apart(Played([1.0, 0.0, 0.5], ["solver", "critic", "solver"]))
+    _, critic = take_apart(play([1.0, 0.0, 0.5], ["solver", "critic", "solver"]))
     assert critic.rewards == [0.5]  # no part in what came before it
     assert (planner.group_id, executor.group_id) == ("g/planner", "g/executor")
 
 
 def test_a_reward_of_a_roles_own_counts_for_it_alone():
-    episode = Played([0.0, -0.5, 1.0], ["solver", "critic", "solver"])
-    episode = replace(episode, reward_owners=[{}, {"all": "critic"}, {"all": "solver"}])
+    episode = play([0.0, -0.5, 1.0], ["solver", "critic", "solver"])
+    episode = replace(episode, reward_owners=[{}, {"reward": "critic"}, {"reward": "solver"}])
     solver, critic = take_apart(episode)
     assert (solver.rewards, critic.rewards) == ([0.0, 1.0], [-0.5])
 
 
 def test_a_step_may_hold_shared_terms_and_terms_of_its_role():
-    episode = Played([0.0, 1.25], ["critic", "solver"])
+    episode = play([0.0, 1.25], ["critic", "solver"])
     terms = [{}, {"outcome": 1.0, "progress": 0.25}]
     episode = replace(episode, reward_terms=terms, reward_owners=[{}, {"progress": "solver"}])
     critic, solver = take_apart(episode)
@@ -69,10 +57,10 @@ def test_a_step_may_hold_shared_terms_and_terms_of_its_role():
 
 def test_each_role_has_its_own_baseline():
     # The outcome comes with the solver's verdict; a wrong review costs the critic .5.
-    owners = [{}, {"all": "critic"}]
+    owners = [{}, {"reward": "critic"}]
     episodes = [
-        Played([1.0, 0.0], ["solver", "critic"], reward_owners=owners),
-        Played([0.0, -0.5], ["solver", "critic"], reward_owners=owners),
+        play([1.0, 0.0], ["solver", "critic"], reward_owners=owners),
+        play([0.0, -0.5], ["solver", "critic"], reward_owners=owners),
     ]
     # Means: solver 1/2, critic -1/4.
     assert [a.tolist() for a in compare(episodes, "dr_grpo")] == [[0.5, 0.25], [-0.5, -0.25]]
@@ -81,8 +69,8 @@ def test_each_role_has_its_own_baseline():
 def test_roles_are_compared_with_their_own_kind():
     # Planners: returns 1 and 0; executors: of the first episode 1, of the second 0 and 0.
     episodes = [
-        Played([0.0, 1.0], ["planner", "executor"]),
-        Played([0.0, 0.0, 0.0], ["planner", "executor", "executor"]),
+        play([0.0, 1.0], ["planner", "executor"]),
+        play([0.0, 0.0, 0.0], ["planner", "executor", "executor"]),
     ]
     first, second = compare(episodes, "dr_grpo")
     assert first.tolist() == [0.5, 0.5]
@@ -94,9 +82,9 @@ def test_roles_are_compared_with_their_own_kind():
 def test_frozen_roles_and_unscorable_episodes_are_compared_with_nobody():
     user = frozenset({"user"})
     episodes = [
-        Played([0.0, 1.0], ["user", "agent"], frozen_roles=user),
-        Played([0.0, 0.0], ["user", "agent"], frozen_roles=user),
-        Played([9.0, 9.0], ["user", "agent"], frozen_roles=user, is_scorable=False),
+        play([0.0, 1.0], ["user", "agent"], frozen_roles=user),
+        play([0.0, 0.0], ["user", "agent"], frozen_roles=user),
+        play([9.0, 9.0], ["user", "agent"], frozen_roles=user, is_scorable=False),
     ]
     first, second, third = compare(episodes, "dr_grpo")
     assert (first.tolist(), second.tolist(), third.tolist()) == ([0.0, 0.5], [0.0, -0.5], [])
@@ -108,6 +96,6 @@ def test_an_estimator_that_counts_tokens_is_refused():
 
 
 def test_a_branch_leaves_its_episode_at_a_step_of_each_role():
-    branch = Played([0.0] * 5, ["planner", "executor", "executor", "planner", "executor"], start=2)
+    branch = play([0.0] * 5, ["planner", "executor", "executor", "planner", "executor"], start=2)
     planner, executor = take_apart(branch)
     assert (planner.start, executor.start) == (1, 1)  # of 0, 3 and of 1, 2, 4

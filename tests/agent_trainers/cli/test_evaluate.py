@@ -24,7 +24,7 @@ HOP = "AgentR1/SyntheticMultiHop-v0"
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """Make the folder of a run with these settings; its environment has ten tasks."""
-    text = OWN_ENVIRONMENT.replace("class Own(gym.Env):", "class Own(gym.Env):\n    num_tasks = 10")
+    text = OWN_ENVIRONMENT.replace("num_tasks = 5", "num_tasks = 10")
     (tmp_path / "ten_tasks.py").write_text(text, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])

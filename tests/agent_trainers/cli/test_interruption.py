@@ -6,13 +6,14 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from agent_trainers.checkpointing.checkpoints import find_checkpoint
-from agent_trainers.cli import train
+from agent_trainers.cli import launch, train
 from agent_trainers.cli.launch import (
     SIGNALS,
     STOP_FILE,
@@ -22,7 +23,7 @@ from agent_trainers.cli.launch import (
 )
 
 SETTINGS = [
-    "--max_steps", "6", "--num_eval_tasks", "2", "--per_device_train_batch_size", "4",
+    "--max_steps", "4", "--num_eval_tasks", "2", "--per_device_train_batch_size", "4",
     "--num_generations", "4", "--per_device_eval_batch_size", "2", "--save_steps", "1",
 ]  # fmt: skip
 
@@ -60,7 +61,7 @@ def test_a_killed_run_ends_where_the_whole_run_ends(tmp_path):
         weights.append(load_file(tmp_path / name / "model.safetensors"))
     assert weights[0].keys() == weights[1].keys()
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
-    assert json.loads((tmp_path / "broken" / "results.json").read_text())["steps"] == 6
+    assert json.loads((tmp_path / "broken" / "results.json").read_text())["steps"] == 4
 
 
 def test_two_processes_stop_at_the_same_step(tmp_path):
@@ -109,3 +110,19 @@ def test_a_launchers_request_and_its_death_stop_the_run(tmp_path, monkeypatch):
     gone.wait()
     monkeypatch.setenv(SUPERVISOR, str(gone.pid))
     assert StopRequests(print).received == signal.SIGTERM
+
+
+def test_an_evaluation_outside_training_stops_at_once_in_several_processes(tmp_path, monkeypatch):
+    monkeypatch.setenv(STOP_FILE, str(tmp_path / "stop"))
+    monkeypatch.setenv(SUPERVISOR, str(os.getpid()))
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setattr(launch, "PartialState", lambda: SimpleNamespace(device="cpu"))
+    monkeypatch.setattr(launch, "gather", lambda tensor: tensor)
+    requests = StopRequests(print)
+    requests.on_prediction_step(None, None, None)
+    (tmp_path / "stop").write_text("15", encoding="utf-8")
+    requests.can_finish_step = True
+    requests.on_prediction_step(None, None, None)  # training ends with the step
+    requests.can_finish_step = False
+    with pytest.raises(Interrupted):
+        StopRequests(print).on_prediction_step(None, None, None)

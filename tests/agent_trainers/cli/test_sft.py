@@ -11,9 +11,11 @@ from agent_trainers.batching.collate import collate
 from agent_trainers.batching.rows import make_rows
 from agent_trainers.batching.shared_prefix import forward_rows
 from agent_trainers.cli import evaluate, sft
+from agent_trainers.cli import train as command
 from agent_trainers.policies.rendering import ChatRenderer
-from agent_trainers.rollout.demonstrations import play_reference
+from agent_trainers.rollout.demonstrations import play_reference, retell
 from agent_trainers.trajectory import StopReason, load_trajectories, save_trajectories
+from tests.agent_trainers.cli.test_train import AlwaysFails
 from tests.agent_trainers.gradients import TOLERANCE
 from tests.agent_trainers.made import trajectory, transition
 
@@ -52,21 +54,41 @@ def test_rows_that_are_too_long_are_left_out_whole_and_counted(demonstrations):
         sft.supervised_dataset(demonstrations, 3)
 
 
+def test_a_turn_that_was_cut_off_is_not_trained(tokenizer):
+    renderer = ChatRenderer(tokenizer)
+    cut = trajectory(transition(info={"finish_reason": "length"}), transition(action="ada holm"))
+    dataset, _ = sft.supervised_dataset([retell(cut, renderer, None)], None)
+    (labels,) = dataset["labels"]
+    assert [label for label in labels if label >= 0] == renderer.turn_ids("ada holm")
+    only = retell(trajectory(cut.transitions[0]), renderer, None)
+    with pytest.raises(DataError, match="No demonstration is left"):
+        sft.supervised_dataset([only], None)
+
+
 def train(output, *arguments):
     sft.run(["--num_tasks", "6", "--per_device_train_batch_size", "3", "--output_dir", str(output),
              "--disable_tqdm", "true", *arguments])  # fmt: skip
 
 
-def test_fine_tuning_on_reference_actions_resumes_and_is_overwritten_on_request(tmp_path, capsys):
-    train(tmp_path / "run")
+def test_fine_tuning_on_reference_actions_resumes_and_is_overwritten_on_request(
+    tmp_path, capsys, caplog
+):
+    saving = ("--save_strategy", "steps", "--save_steps", "1", "--save_total_limit", "2")
+    train(tmp_path / "run", *saving)
     said = capsys.readouterr().err
     assert "6 of 6 demonstrations, 6 rows" in said
     assert "agent-r1-train --model" in said
     evaluate.run(["--model", str(tmp_path / "run"), "--num_tasks", "2"])
     with pytest.raises(ConfigurationError, match="contains a finished run"):
-        train(tmp_path / "run")
+        train(tmp_path / "run", *saving)
     with pytest.raises(ConfigurationError, match=r"learning_rate: 0\.0002 -> 0\.5"):
-        train(tmp_path / "run", "--resume", "--learning_rate", "0.5")
+        train(tmp_path / "run", *saving, "--resume", "--learning_rate", "0.5")
+    (tmp_path / "run" / "checkpoint-2" / "optimizer.pt").unlink()  # as if it was cut off
+    (tmp_path / "run" / "model.safetensors").unlink()
+    train(tmp_path / "run", *saving, "--resume")
+    assert "optimizer.pt is missing" in caplog.text
+    assert (tmp_path / "run" / "model.safetensors").exists()
+    assert (tmp_path / "run" / "checkpoint-2" / "optimizer.pt").exists()
     for wrong in (["--report_to", "nothing_known"], ["--model", str(tmp_path / "run")]):
         with pytest.raises(ConfigurationError, match=r"nothing_known is not|would delete"):
             train(tmp_path / "run", "--overwrite", *wrong)
@@ -77,17 +99,9 @@ def test_fine_tuning_on_reference_actions_resumes_and_is_overwritten_on_request(
     assert kept["learning_rate"] == 0.5
     assert not (tmp_path / "run" / "model.safetensors").exists()
     assert all("lora" in name for name in load_file(tmp_path / "run" / "adapter_model.safetensors"))
-
-
-def test_a_resumed_run_skips_a_checkpoint_that_was_cut_off(tmp_path, caplog):
-    saving = ("--save_strategy", "steps", "--save_steps", "1", "--save_total_limit", "2")
-    train(tmp_path / "run", *saving)
-    (tmp_path / "run" / "checkpoint-2" / "optimizer.pt").unlink()
-    (tmp_path / "run" / "model.safetensors").unlink()
-    train(tmp_path / "run", *saving, "--resume")
-    assert "optimizer.pt is missing" in caplog.text
-    assert (tmp_path / "run" / "model.safetensors").exists()
-    assert (tmp_path / "run" / "checkpoint-2" / "optimizer.pt").exists()
+    assert "Merge the adapters" in capsys.readouterr().err
+    with pytest.raises(ConfigurationError, match="has adapters only"):
+        command.run(["--model", str(tmp_path / "run"), "--output_dir", str(tmp_path / "next")])
 
 
 def test_the_best_episodes_are_collected_resumably_and_trained_on(tmp_path, capsys, monkeypatch):
@@ -133,20 +147,10 @@ def test_options_of_an_environment_are_refused_with_trajectories_alone(tmp_path,
         sft.run(["--trajectories", "x.jsonl", "--output_dir", str(tmp_path), *option])
 
 
-class Unplayable(gym.Env):
-    """An environment whose server went away after the first look at it."""
-
-    def reset(self, *, seed=None, options=None):
-        return "search", {"messages": [{"role": "user", "content": "search"}]}
-
-    def step(self, action):
-        raise ConnectionError("the server is gone")
-
-
 def test_if_all_episodes_fail_nothing_is_saved_and_the_error_is_printed(tmp_path, capsys):
-    gym.register("Own/Unplayable-v0", Unplayable, disable_env_checker=True)
+    gym.register("Own/Unplayable-v0", AlwaysFails, disable_env_checker=True)
     output = tmp_path / "best.jsonl"
-    with pytest.raises(RolloutError, match=r"4 of 4 episodes failed.*the server is gone"):
+    with pytest.raises(RolloutError, match=r"4 of 4 episodes failed.*the database is down"):
         evaluate.collect(
             ["--env", "Own/Unplayable-v0", "--num_tasks", "1", "--output", str(output)]
         )

@@ -142,21 +142,6 @@ def test_a_run_in_which_everything_fails_ends_with_the_error(tmp_path, run_train
     assert not (tmp_path / "model.safetensors").exists()
 
 
-def test_fewer_tasks_than_groups_are_repeated(tmp_path, run_train):
-    rows = [{"question": f"{i} + 1", "answer": f"#### {i + 1}"} for i in range(3)]
-    sums = tmp_path / "sums.jsonl"
-    sums.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    run_train(
-        tmp_path / "run", "--model", save_model(tmp_path / "model", "qwen2_5"), "--env",
-        "AgentR1/GSM8K-v0", "--env_kwargs", json.dumps({"data": str(sums)}), "--max_steps", "1",
-        "--per_device_train_batch_size", "16", "--max_completion_length", "4",
-        "--num_eval_tasks", "0",
-    )  # fmt: skip
-    played = load_trajectories(tmp_path / "run")
-    assert len({t.group_id for t in played}) == 4  # groups
-    assert len({t.task_id for t in played}) == 3
-
-
 def test_tasks_that_cannot_be_trained_on_are_refused(tmp_path, hotpot_file, run_train):
     for data, message in ((hotpot_file, "first states are unknown.*tiny_policy"), ("none", "none")):
         task = ["--env", "AgentR1/HotpotQA-v0", "--env_kwargs", json.dumps({"data": str(data)})]
@@ -184,6 +169,7 @@ import gymnasium as gym
 from agent_envs.core.spaces import UnicodeText
 
 class Own(gym.Env):
+    num_tasks = 5
     observation_space = action_space = UnicodeText()
 
     def __init__(self, target="blue"):
@@ -210,11 +196,15 @@ def test_an_environment_in_the_working_directory_is_trained_in(tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(tmp_path))])
     own = ["--env", "my_module:Mine/Own-v0", "--env_kwargs"]
-    run_train(tmp_path / "run", *own, '{"target": "red"}', "--max_steps", "1")
+    run_train(tmp_path / "run", *own, '{"target": "red"}', "--max_steps", "1",
+              "--per_device_train_batch_size", "20")  # fmt: skip
     results = results_of(tmp_path / "run")
     assert (results["env"], results["eval_env_kwargs"]) == ("my_module:Mine/Own-v0", {})
     with pytest.raises(ConfigurationError, match=r"--env_kwargs: .*unexpected keyword.*split"):
         run_train(tmp_path / "run2", *own, '{"split": "test"}')
+    played = load_trajectories(tmp_path / "run" / "trajectories" / "step_000001.jsonl.gz")
+    assert len({t.group_id for t in played}) == 5  # fewer tasks than groups are repeated
+    assert len({t.task for t in played}) == 4  # one of the five is held out
 
 
 def test_several_processes_are_started_by_torchrun_or_accelerate(monkeypatch):

@@ -237,12 +237,6 @@ def test_a_value_is_trained_and_searched_with(played, tmp_path, monkeypatch, cap
     assert [line.split()[0] for line in lines] == ["sample", "best_of", "oracle_best_of"]
 
 
-def test_a_value_does_not_replace_files_of_a_run(tmp_path):
-    (tmp_path / "critic.safetensors").write_text("trained")
-    with pytest.raises(ConfigurationError, match=r"contains critic\.safetensors"):
-        values.run(["played.jsonl", "--output_dir", str(tmp_path)])
-
-
 def test_training_that_diverges_is_an_error(critic):
     sets = examples({20: 0.0, 21: 1.0}), examples({20: 0.0, 21: 1.0})
     with pytest.raises(ConfigurationError, match="lower --learning_rate"):
@@ -251,11 +245,13 @@ def test_training_that_diverges_is_an_error(critic):
 
 @pytest.mark.parametrize(("command", "arguments", "error", "words"), [
     (search, "played.jsonl --value nowhere", ConfigurationError, "critic.safetensors"),
+    (values, "x.jsonl --output_dir .", ConfigurationError, r"contains critic\.safetensors"),
     (values, "x.jsonl --gamma 2", ConfigurationError, "gamma"),
     (values, "x.jsonl --target sucess", UnknownNameError, "success"),
 ])  # fmt: skip
 def test_wrong_options_are_refused(command, arguments, error, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "critic.safetensors").write_text("trained")
     with pytest.raises(error, match=words):
         command.run(arguments.split())
 

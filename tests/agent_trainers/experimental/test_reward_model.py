@@ -174,6 +174,7 @@ def test_auc_is_the_share_of_ordered_pairs_and_the_scale_that_of_platt():
     ("trian", UnknownNameError, "Did you mean 'train'"),
     ("", UnknownNameError, "calibrate, score, train"),
     ("score x.jsonl --reward_model nowhere", ConfigurationError, "no reward_model.json"),
+    ("score none.jsonl --output scored.json", DataError, "unknown kind of file"),
     ("train x.jsonl --epochs 0", ConfigurationError, "epochs"),
     ("train", ConfigurationError, "either files of trajectories or --pairs"),
     ("train x.jsonl --pairs y.jsonl", ConfigurationError, "either files of trajectories or --pa"),
@@ -181,8 +182,3 @@ def test_auc_is_the_share_of_ordered_pairs_and_the_scale_that_of_platt():
 def test_wrong_commands_are_refused(command, error, words):
     with pytest.raises(error, match=words):
         reward_model.run(command.split())
-
-
-def test_the_name_of_the_scored_file_is_checked_first():
-    with pytest.raises(DataError, match="unknown kind of file"):
-        reward_model.run(["score", "none.jsonl", "--output", "scored.json"])

@@ -8,18 +8,19 @@ import random
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
-import numpy as np
 import openai
 import pytest
 
 from agent_trainers import Gateway
 from agent_trainers.gateway import SessionLimits, application
 from agent_trainers.gateway.session import SessionClosedError
-from agent_trainers.policies.policy import GenerationRequest, ScriptedPolicy, WaveStream
+from agent_trainers.policies.policy import ScriptedPolicy, WaveStream
 from agent_trainers.trajectory import StopReason
 from tests.agent_trainers.gateway.programs import client_of
+from tests.agent_trainers.made import request
 
 USER = [{"role": "user", "content": "hello"}]
 NUM_SESSIONS, NUM_CALLS = 32, 6
@@ -81,13 +82,8 @@ def test_no_episode_is_lost_or_mixed_when_clients_die(scripted):
                 messages.append(message)
         ended.add(session.task_id)
 
-    threads = [
-        threading.Thread(target=run, args=each) for each in zip(sessions, last_calls, strict=True)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    with ThreadPoolExecutor(NUM_SESSIONS) as pool:
+        list(pool.map(run, sessions, last_calls))
     assert ended == {session.task_id for session in sessions[::2]}
     for session, last_call in zip(sessions, last_calls, strict=True):
         trajectory = session.close(1.0)
@@ -121,21 +117,12 @@ def test_a_call_is_cancelled_when_its_client_disconnects(scripted, caplog):
 def test_closing_a_session_ends_its_calls(scripted):
     gate = Gate()
     session = scripted(gate).open(task_id="0")
-    caught = []
-
-    def call():
-        try:
-            ask(session)
-        except openai.APIStatusError as error:
-            caught.append(error.status_code)
-
-    thread = threading.Thread(target=call)
-    thread.start()
-    wait_until(lambda: gate.num_asked == 1)
-    trajectory = session.close(1.0)
-    gate.is_open.set()
-    thread.join(60)
-    assert caught == [403]
+    with ThreadPoolExecutor() as pool:
+        call = pool.submit(ask, session)
+        wait_until(lambda: gate.num_asked == 1)
+        trajectory = session.close(1.0)
+        gate.is_open.set()
+    assert call.exception().status_code == 403
     assert trajectory.transitions == []
     assert not trajectory.is_scorable
     with pytest.raises(SessionClosedError):
@@ -161,15 +148,13 @@ def test_a_call_that_takes_too_long_is_cancelled(scripted):
 def test_too_many_concurrent_calls_are_to_be_retried(scripted):
     gate = Gate()
     session = scripted(gate, limits=SessionLimits(max_concurrent_calls=2)).open(task_id="0")
-    threads = [threading.Thread(target=ask, args=[session]) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    wait_until(lambda: len(session._busy_keys) == 2)
-    with pytest.raises(openai.RateLimitError):
-        ask(session)
-    gate.is_open.set()
-    for thread in threads:
-        thread.join(60)
+    with ThreadPoolExecutor() as pool:
+        calls = [pool.submit(ask, session) for _ in range(2)]
+        wait_until(lambda: len(session._busy_keys) == 2)
+        with pytest.raises(openai.RateLimitError):
+            ask(session)
+        gate.is_open.set()
+    assert all(call.result() for call in calls)
     assert ask(session)
     assert len(session.close(1.0).transitions) == 3
 
@@ -205,21 +190,11 @@ def test_a_closed_gateway_refuses_running_and_new_calls():
         def open_stream(self):
             return Silent(self.generate)
 
-    caught = []
-
-    def call():
-        try:
-            ask(session)
-        except openai.OpenAIError as error:
-            caught.append(error)
-
-    with Gateway(Never(str)) as gateway:
+    with ThreadPoolExecutor() as pool, Gateway(Never(str)) as gateway:
         session = gateway.open(task_id="0")
-        thread = threading.Thread(target=call)
-        thread.start()
+        call = pool.submit(ask, session)
         wait_until(lambda: session._busy_keys)
-    thread.join(60)
-    assert len(caught) == 1
+    assert isinstance(call.exception(), openai.OpenAIError)
     with pytest.raises(SessionClosedError):
         gateway.open(task_id="0")
     assert session.close(1.0).stop_reason is StopReason.POLICY_ERROR
@@ -283,12 +258,8 @@ def test_a_session_that_encodes_a_long_state_delays_no_other(scripted):
 
 
 def test_a_state_that_cannot_fit_is_not_encoded(policy, monkeypatch):
-    request = GenerationRequest(
-        episode_id=0, messages=[{"role": "user", "content": "amber " * 100_000}], tools=None,
-        previous=None, rng=np.random.default_rng(0),
-    )  # fmt: skip
     monkeypatch.setattr(policy._renderer, "prompt_ids", None)
-    assert policy.encode(request) is None
+    assert policy.encode(request(content="amber " * 100_000)) is None
 
 
 def test_a_stream_is_kept_alive_until_its_turn_ends(scripted, monkeypatch):

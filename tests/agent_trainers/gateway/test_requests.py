@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import openai
@@ -284,14 +285,12 @@ def test_calls_at_once_share_what_the_session_has_left(scripted):
     gate = threading.Event()
     act = lambda request: gate.wait(60) and "a longer turn"  # noqa: E731
     session = scripted(act, limits=SessionLimits(max_tokens=20)).open(task_id="0")
-    threads = [threading.Thread(target=ask, args=[session]) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    while len(session._busy_keys) < 3:
-        time.sleep(0.01)
-    gate.set()
-    for thread in threads:
-        thread.join(60)
+    with ThreadPoolExecutor() as pool:
+        calls = [pool.submit(ask, session) for _ in range(3)]
+        while len(session._busy_keys) < 3:
+            time.sleep(0.01)
+        gate.set()
+    assert all(call.result() for call in calls)
     assert sorted(session.close(0.0).lengths) == [1, 6, 13]  # 13 were sampled, each time
 
 

@@ -2,19 +2,19 @@
 
 import contextlib
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from agent_envs.errors import ServerError
 from agent_trainers import StepGRPOTrainer
-from agent_trainers.policies import GenerationRequest
 from agent_trainers.policies.engines import VLLMServerPolicy
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.policies.sampling import SamplingSettings
 from agent_trainers.trainers.generation import TrainerGenerator
+from tests.agent_trainers.made import request
 from tests.agent_trainers.vllm_stand_in import VLLMStandIn, serving, vllm_at_hand
 
 ID = "AgentR1/SyntheticMultiHop-v0"
@@ -55,11 +55,8 @@ def test_processes_of_one_engine_share_its_work_and_get_their_own_completions(nu
         got[process.index] = [c.token_ids for c in generator._complete(prompts, [])]
 
     parts = [None] * len(numbers)
-    threads = [threading.Thread(target=run, args=[Process(i, parts)]) for i in range(len(numbers))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(run, [Process(i, parts) for i in range(len(numbers))]))
     assert got == [[[p, i, 0] for i in range(number)] for p, number in enumerate(numbers)]
     # TRL needs equal numbers, so a request is filled up by one prompt at most
     assert asked[0] == asked[1] == (-(-sum(numbers) // 2) or None)
@@ -104,12 +101,8 @@ def generate(server, tokenizer):
 
     def generate(settings=SETTINGS, **options):
         policy = VLLMServerPolicy(server.url, ChatRenderer(tokenizer), settings, **options)
-        request = GenerationRequest(
-            episode_id=0, messages=[{"role": "user", "content": "where ?"}], tools=None,
-            previous=None, rng=np.random.default_rng(3),
-        )  # fmt: skip
         with contextlib.closing(policy):
-            (generation,) = policy.generate([request])
+            (generation,) = policy.generate([request(3)])
         return generation
 
     return generate

@@ -7,9 +7,9 @@ import pytest
 
 from agent_trainers.policies.engines import EnginePolicy
 from agent_trainers.policies.guided import Guides
-from agent_trainers.policies.policy import GenerationRequest
 from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.policies.sampling import SamplingSettings
+from tests.agent_trainers.made import request
 from tests.agent_trainers.vllm_stand_in import EngineStandIn, vllm_modules
 
 
@@ -22,14 +22,6 @@ def policy(model, tokenizer, monkeypatch):
     return EnginePolicy(
         ChatRenderer(tokenizer), EngineStandIn(model, ends), settings, max_prompt_tokens=100,
         guides=Guides(tokenizer, 241, ends),
-    )  # fmt: skip
-
-
-def request(number, content="where ?", **options):
-    messages = [{"role": "user", "content": content}]
-    return GenerationRequest(
-        episode_id=number, messages=messages, tools=None, previous=None,
-        rng=np.random.default_rng(number), **options,
     )  # fmt: skip
 
 
@@ -73,3 +65,9 @@ def test_what_cannot_start_ends_its_own_turn_only(policy):
     stream.advance()
     stream.close()
     assert not policy._engine.running
+
+
+def test_turns_under_a_guide_have_no_log_probabilities_that_a_trainer_computes_again(policy):
+    guided, free = policy.generate([request(0, guide={"type": "structural_tag"}), request(1)])
+    assert np.isnan(guided.logprobs).all()
+    assert np.isfinite(free.logprobs).all()

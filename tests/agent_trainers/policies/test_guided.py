@@ -11,8 +11,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from agent_envs import ConfigurationError
 from agent_trainers import Gateway
 from agent_trainers.policies.local import transformers_policy
-from agent_trainers.policies.policy import GenerationRequest
 from tests.agent_trainers.gateway.programs import FORM, SCHEMA, TOOL, client_of
+from tests.agent_trainers.made import request
 
 USER = [{"role": "user", "content": "hello"}]
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }} {{ m.content }}<|im_end|>{% endfor %}"
@@ -91,10 +91,7 @@ def test_a_schema_that_cannot_be_followed_is_refused(policies):
 def test_log_probabilities_are_those_of_the_free_policy(complete, policies):
     complete(response_format=FORM)
     (step,) = complete.session.close(1.0).transitions
-    request = GenerationRequest(
-        episode_id=0, messages=USER, tools=None, previous=None, rng=np.random.default_rng(0)
-    )
-    prompt = policies[0].encode(request)
+    prompt = policies[0].encode(request(messages=USER))
     model = policies[0]._slot_model().__enter__()
     with torch.no_grad():
         logits = model(torch.tensor([[*prompt, *step.completion_ids]])).logits[0].double()

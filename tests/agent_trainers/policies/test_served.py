@@ -2,12 +2,12 @@ import json
 import logging
 import re
 
-import numpy as np
 import pytest
 
 from agent_envs.errors import ConfigurationError, ServerError
 from agent_envs.formats.openai_format import FunctionCall, write_message
-from agent_trainers.policies import GenerationRequest, Usage
+from agent_trainers.policies import Usage
+from tests.agent_trainers import made
 from tests.agent_trainers.chat_server import Reply, chat_server, refuses, says
 
 pytest.importorskip("openai", reason="the extra openai is not installed")
@@ -22,9 +22,7 @@ SEARCH_RED = write_message("", [FunctionCall(name="search", arguments=RED)])
 
 
 def request(messages=QUESTION, tools=(SCHEMA,), seed=0):
-    return GenerationRequest(
-        episode_id=0, messages=messages, tools=tools, previous=None, rng=np.random.default_rng(seed)
-    )
+    return made.request(seed, messages=messages, tools=tools)
 
 
 def ask(reply, *requests, **settings):

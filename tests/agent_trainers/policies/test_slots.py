@@ -9,10 +9,10 @@ import torch
 
 import agent_trainers.policies.slots
 from agent_trainers.policies.local import transformers_policy
-from agent_trainers.policies.policy import GenerationRequest, VersionedPolicy, WaveStream
+from agent_trainers.policies.policy import VersionedPolicy, WaveStream
 from agent_trainers.policies.sampling import SamplingSettings
 from agent_trainers.policies.slots import can_serve, num_common
-from tests.agent_trainers.made import roll_out
+from tests.agent_trainers.made import request, roll_out
 
 ID = "AgentR1/SyntheticMultiHop-v0"
 TASKS = [0] * 4 + [1] * 4
@@ -116,10 +116,7 @@ def test_the_slot_of_an_idle_episode_is_reclaimed_without_loss(make_policy):
     _, info = env.reset(options={"task": 0})
 
     def add(key):
-        stream.add(key, GenerationRequest(
-            episode_id=0, messages=info["messages"], tools=info["tools"], previous=None,
-            rng=np.random.default_rng(3),
-        ))  # fmt: skip
+        stream.add(key, request(3, messages=info["messages"], tools=info["tools"]))
 
     def finish():
         ready = []
@@ -145,10 +142,7 @@ def test_an_unfinished_turn_continues_with_new_weights_alone(make_policy, model)
     _, info = gym.make(ID).reset(options={"task": 0})
     stream = policy.open_stream()
     for key in range(2):
-        stream.add(key, GenerationRequest(
-            episode_id=key, messages=info["messages"], tools=info["tools"], previous=None,
-            rng=np.random.default_rng(key),
-        ))  # fmt: skip
+        stream.add(key, request(key, messages=info["messages"], tools=info["tools"]))
     for _ in range(5):
         assert stream.advance() == []
     with policy.update(version=1), torch.no_grad():

@@ -14,19 +14,23 @@ from agent_trainers.programs import EnvironmentTools, Outcome, ProgramTasks
 from agent_trainers.rollout.episode import EpisodeSpec
 from agent_trainers.trajectory import StopReason
 
-CLIENT = httpx.Client(limits=httpx.Limits(max_connections=None), timeout=20)
+CLIENT = httpx.Client(limits=httpx.Limits(max_connections=None), timeout=60)
 atexit.register(CLIENT.close)
 
 
-def chat(session, *messages, **options):
-    """Call the model, as any HTTP client would."""
+def ask(session, *messages, **options):
+    """Return the model's message, as any HTTP client gets it."""
     reply = CLIENT.post(
         f"{session.base_url}/chat/completions",
         headers={"Authorization": f"Bearer {session.key}"},
         json={"model": "policy", "messages": list(messages), **options},
     )
     reply.raise_for_status()
-    return reply.json()["choices"][0]["message"]["content"]
+    return reply.json()["choices"][0]["message"]
+
+
+def chat(session, *messages, **options):
+    return ask(session, *messages, **options)["content"]
 
 
 def user(text):

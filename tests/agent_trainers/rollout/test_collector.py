@@ -15,8 +15,12 @@ import agent_envs
 from agent_envs import tool
 from agent_envs.envs.synthetic.multi_hop import SyntheticMultiHopEnv as MultiHop
 from agent_trainers.policies import ScriptedPolicy
+from agent_trainers.policies.rendering import ChatRenderer
 from agent_trainers.rollout.collector import Rollout
+from agent_trainers.rollout.demonstrations import play_reference
 from agent_trainers.rollout.episode import EpisodeSpec
+from agent_trainers.tasks.env_members import EnvMember
+from agent_trainers.tasks.sources import EnvironmentTasks
 from agent_trainers.trajectory import StopReason
 
 ID = "AgentR1/SyntheticMultiHop-v0"
@@ -208,8 +212,11 @@ class AsyncEnv(gym.Env):
     observation_space = action_space = agent_envs.ToolEnv().observation_space
 
     async def reset(self, *, seed=None, options=None):
-        self.steps, self.task = 0, options["task"]
+        self.steps, self.task = 0, (options or {}).get("task")
         return "go", copy.deepcopy(STATE)
+
+    def reference_actions(self):
+        return ["x", "y"]
 
     async def step(self, action):
         self.loops.add(asyncio.get_running_loop())
@@ -289,3 +296,11 @@ def test_a_server_is_asked_side_by_side_and_its_failure_costs_one_episode():
     assert policy.most == 4
     assert [t.task for t in trajectories if t.stop_reason is StopReason.POLICY_ERROR] == [2]
     assert "gone" in trajectories[2].error
+
+
+def test_an_async_environment_is_a_source_of_tasks_and_of_demonstrations(tokenizer):
+    AsyncEnv.loops, AsyncEnv.waiting = set(), [1] * 4
+    make_env = lambda: gym.make(EnvSpec("Test/Async-v0", entry_point=AsyncEnv))  # noqa: E731
+    assert EnvironmentTasks([EnvMember(id=make_env)]).pools[0].tasks is None
+    (shown,) = play_reference(make_env, ChatRenderer(tokenizer), [0])
+    assert [step.action for step in shown.transitions] == ["x", "y"]

@@ -27,8 +27,6 @@ CASES = {
             ),
         },
     },
-    # states that do not extend the last: ranks with different numbers of rows
-    "gigpo-window": {"algorithm": "gigpo", "context": WINDOW, "changes": {"seed": 2}},
     "mixture": {
         "algorithm": "reinforce++",
         "context": "full",
@@ -38,12 +36,13 @@ CASES = {
         ],
     },
     # programs end at other times in each process, and each has a gateway of its own
-    "program": {"algorithm": "grpo_step", "context": "full", "program": True},
-    # a group in both processes: one shows the other what succeeded
+    "program": {"algorithm": "gigpo", "context": "full", "program": True},
+    # a group in both processes: one shows the other what succeeded; states that do not extend the
+    # last: ranks with different numbers of rows
     "skills": {
         "algorithm": "gdpo",
         "context": WINDOW,
-        "changes": {"max_steps": 3, "extensions": SKILLS},
+        "changes": {"seed": 2, "max_steps": 3, "extensions": SKILLS},
     },
     # what comes next follows the results of both
     "resampled": {
@@ -104,7 +103,7 @@ def test_any_number_of_processes_plays_the_same_tasks_of_a_mixture(trained):
 
 def test_cases_show_what_they_are_for(trained):
     assert max(entry["skill/share"] for entry in trained[1]["skills"]["log"]) > 0.1
-    lengths = trained[1]["gigpo-window"]["lengths"]
+    lengths = trained[1]["skills"]["lengths"]
     assert sum(lengths[0]) != sum(lengths[1])
 
 

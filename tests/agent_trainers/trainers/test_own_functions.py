@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from agent_trainers import StepPPOTrainer
-from tests.agent_trainers.gradients import assert_close, collect, gradient, micro_batches
+from tests.agent_trainers.gradients import assert_close, gradient, micro_batches
 
 
 def above_the_median(episodes, gamma=1.0):
@@ -55,8 +55,7 @@ def test_a_users_estimator_may_ask_for_values_and_give_one_advantage_per_token(m
         assert_close(target[weight > 0], torch.tensor(return_))
 
 
-def test_a_users_loss_that_is_a_built_in_one_has_its_gradient(make_trainer):
-    played = collect(make_trainer())
+def test_a_users_loss_that_is_a_built_in_one_has_its_gradient(make_trainer, played):
     gradients = []
     for loss in ("dapo", clipped):
         trainer = make_trainer(loss_type=loss, num_iterations=2)

@@ -159,3 +159,10 @@ def test_a_second_training_continues_without_whitening(make_trainer):
     trainer.train()
     assert trainer.state.global_step == 2
     assert scale < 1.5  # returns are at most 1.2; whitened, the largest is above 2
+
+
+def test_the_main_process_alone_saves_the_critic(make_trainer, tmp_path, monkeypatch):
+    trainer = make_trainer(save_strategy="no")
+    monkeypatch.setattr(type(trainer.args), "should_save", False)
+    trainer._save(str(tmp_path / "saved"))
+    assert not (tmp_path / "saved" / "critic.safetensors").exists()

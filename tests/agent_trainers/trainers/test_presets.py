@@ -42,13 +42,14 @@ def make_trainer(make_trainer):
 
 
 @pytest.fixture
-def played(make_trainer, request):
+def played(make_trainer, played, request):
     """Eight episodes, with branches of them for what looks at branches."""
     algorithm = request.node.callspec.params["algorithm"]
-    trainer = make_trainer(algorithm if algorithm in BRANCHING else "grpo")
-    trainer.model.train()
-    episodes = collect(trainer)
-    return list(map(with_binary_return, range(8), episodes)) if algorithm == "max_rl" else episodes
+    if algorithm in BRANCHING:
+        trainer = make_trainer(algorithm)
+        trainer.model.train()
+        return collect(trainer)
+    return list(map(with_binary_return, range(8), played)) if algorithm == "max_rl" else played
 
 
 def with_binary_return(number, episode):

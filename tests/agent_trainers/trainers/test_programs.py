@@ -1,27 +1,14 @@
 """Programs in the trainer: everything after the trajectory is what environments have."""
 
-import atexit
 import json
 
-import httpx
 import pytest
 
 from agent_trainers.programs import EnvironmentTools, ProgramTasks
 from tests.agent_trainers.gradients import assert_close, collect, gradient, micro_batches
+from tests.agent_trainers.programs.test_rollout import ask
 
-CLIENT = httpx.Client(limits=httpx.Limits(max_connections=None), timeout=60)
-atexit.register(CLIENT.close)
 TASKS = [{"task": i} for i in range(12)]
-
-
-def ask(session, messages, tools):
-    reply = CLIENT.post(
-        f"{session.base_url}/chat/completions",
-        headers={"Authorization": f"Bearer {session.key}"},
-        json={"model": "policy", "messages": messages, "tools": tools},
-    )
-    reply.raise_for_status()
-    return reply.json()["choices"][0]["message"]
 
 
 def search_and_answer(session, task, roles=("", "", "")):
@@ -29,7 +16,7 @@ def search_and_answer(session, task, roles=("", "", "")):
     world = EnvironmentTools("AgentR1/SyntheticMultiHop-v0", task=task["task"])
     messages = list(world.messages)
     for role in roles:
-        message = ask(session.role(role) if role else session, messages, world.schemas)
+        message = ask(session.role(role) if role else session, *messages, tools=world.schemas)
         messages.append(message)
         if not message.get("tool_calls"):
             return world.outcome(message["content"].strip("</answer> "))

@@ -2,6 +2,7 @@
 
 import resource
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from agent_envs import ConfigurationError
 from agent_envs.errors import CheckpointError
 from agent_trainers import TINY_POLICY
 from agent_trainers.checkpointing import checkpoints
+from agent_trainers.trainers import grpo
 from agent_trainers.trainers.config import StepGRPOConfig, StepPPOConfig
 from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trainers.ppo import StepPPOTrainer
@@ -98,10 +100,10 @@ def assert_same(one, other):
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_resumed_run_ends_bitwise_like_the_whole_run(tmp_path, case):
-    whole = make_trainer(tmp_path / "run", **CASES[case])
+    settings = CASES[case] | {"save_steps": 3}  # in the middle of buffer, window and second epoch
+    whole = make_trainer(tmp_path / "run", **settings)
     whole.train()
-    # step 3 is in the middle of buffer, window and second epoch
-    resumed = make_trainer(tmp_path / "resumed", **CASES[case])
+    resumed = make_trainer(tmp_path / "resumed", **settings)
     resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-3"))
     assert_same(whole, resumed)
     played = [[t.task_id for t in each.trajectories["train"]] for each in (whole, resumed)]
@@ -194,3 +196,22 @@ def test_a_checkpoint_of_the_model_alone_is_refused(tmp_path):
     other = make_trainer(tmp_path, save_only_model=True, max_steps=2)
     with pytest.raises(CheckpointError, match="save_only_model cannot be resumed"):
         other.train(resume_from_checkpoint=True)
+
+
+def test_the_best_checkpoint_stays_beside_the_newest(tmp_path):
+    trainer = make_trainer(
+        tmp_path, eval_dataset=Dataset.from_dict({"task": [0]}), eval_strategy="steps",
+        eval_steps=1, metric_for_best_model="eval_runtime", greater_is_better=False, max_steps=2,
+        save_total_limit=1,
+    )  # fmt: skip
+    trainer.train()
+    best = tmp_path / f"checkpoint-{trainer.state.best_global_step}"
+    assert trainer.state.best_model_checkpoint == str(best)
+    assert (best / "optimizer.pt").exists()
+
+
+def test_a_moving_reference_of_a_sharded_model_is_refused(tmp_path, monkeypatch):
+    sharded = lambda trainer: SimpleNamespace(is_sharded=True)  # noqa: E731
+    monkeypatch.setattr(grpo, "TrainerGenerator", sharded)
+    with pytest.raises(ConfigurationError, match="sync_ref_model is not supported with FSDP"):
+        make_trainer(tmp_path, beta=0.1, sync_ref_model=True)
