@@ -1,9 +1,5 @@
 """How chat templates of well-known model families write roles: text before and after a message."""
 
-CHATML = {
-    role: (f"<|im_start|>{role}\n", "<|im_end|>\n") for role in ("system", "user", "assistant")
-}
-
 
 def turns(user, assistant, end="", system=None, end_of_user=None):
     """Markers of a template whose roles differ in the text before a message only."""

@@ -64,6 +64,20 @@ def run_python(program, **options):
     )
 
 
+def test_environments_and_the_leaderboard_start_without_heavy_libraries():
+    program = """
+import sys, gymnasium as gym, agent_envs
+gym.make("AgentR1/SyntheticMultiHop-v0").reset(seed=0)
+heavy = {"torch", "transformers", "trl", "pandas", "sklearn", "datasets", "pyarrow"}
+assert not (loaded := heavy & {*sys.modules}), loaded
+import agent_leaderboard.cli, agent_leaderboard.verify.contained
+from agent_trainers import Trajectory
+assert not (loaded := {"torch", "transformers", "datasets"} & {*sys.modules}), loaded
+"""
+    result = run_python(program)
+    assert result.returncode == 0, result.stderr
+
+
 @pytest.mark.parametrize("command", PROJECT["scripts"])
 def test_a_command_prints_the_version_even_without_its_libraries(command):
     module, function = PROJECT["scripts"][command].split(":")

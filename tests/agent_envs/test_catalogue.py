@@ -1,7 +1,9 @@
 from pathlib import Path
 
 import gymnasium as gym
+import pytest
 
+from agent_envs import MissingExtraError
 from agent_envs.catalogue import make_page
 
 PAGE = Path(__file__).parents[2] / "ENVIRONMENTS.md"
@@ -31,3 +33,17 @@ def check_declarations(env):
 def test_declarations_match_the_environment(example):
     env_id, kwargs = example
     check_declarations(gym.make(env_id, **kwargs))
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("AgentDojo", r"'agent-r1\[agentdojo\]'"), ("BFCL", "--no-deps bfcl-eval"),
+        ("Tau2Airline", r"'agent-r1\[tau2\]'"), ("Tau2Retail", r"'agent-r1\[tau2\]'"),
+        ("TextWorldExpress", r"'agent-r1\[textworldexpress\]'"),
+    ],
+)  # fmt: skip
+def test_without_its_package_an_environment_names_the_extra(name, hint, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=f"pip install {hint}"):
+        gym.make(f"AgentR1/{name}-v0")

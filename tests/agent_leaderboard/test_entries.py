@@ -16,7 +16,6 @@ from agent_leaderboard.play.config import load_configs
 from agent_leaderboard.records.results import read_run, write_run
 
 ROOT = Path(__file__).parents[2]
-ONLY = ["synthetic-multi-hop", "synthetic-table"]
 
 
 @pytest.fixture(scope="module")

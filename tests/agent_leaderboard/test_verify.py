@@ -453,28 +453,21 @@ def test_only_an_agent_with_a_model_records_one(kind, kind_has_model):
 # Strategies
 
 
+LOST = {"error": "lost", "stop_reason": StopReason.POLICY_ERROR}
+
+
 @pytest.mark.parametrize(
-    ("attempts", "change", "is_possible"),
+    ("samples", "attempts", "change", "is_possible"),
     [
-        (1, {}, False),
-        (2, {}, True),
-        (3, {}, False),
-        (1, {"error": "lost", "stop_reason": StopReason.POLICY_ERROR}, True),
-        (3, {"error": "lost", "stop_reason": StopReason.POLICY_ERROR}, False),
+        (3, 1, {}, False), (3, 2, {}, True), (3, 3, {}, False), (3, 1, LOST, True),
+        (3, 3, LOST, False), (2, 1, {}, True), (2, 2, {}, False),
     ],
-)
-def test_there_are_as_many_attempts_as_the_settings_say(attempts, change, is_possible):
+)  # fmt: skip
+def test_there_are_as_many_attempts_as_the_settings_say(samples, attempts, change, is_possible):
     counts = dict.fromkeys(("calls", "prompt_tokens", "completion_tokens"), 4)
     one = dataclasses.replace(result(attempts=attempts, **counts), **change)
-    found = list(claims.check_usage(one, record("best_of_n", samples=3)))
+    found = list(claims.check_usage(one, record("best_of_n", samples=samples)))
     assert (not found) == is_possible, found
-
-
-def test_a_second_attempt_beyond_two_samples_is_one_too_many():
-    for attempts, is_possible in ((1, True), (2, False)):
-        one = result(attempts=attempts, calls=3, prompt_tokens=3, completion_tokens=3)
-        found = list(claims.check_usage(one, record("best_of_n", samples=2)))
-        assert (not found) == is_possible, found
 
 
 def test_the_start_of_a_pattern_is_not_its_end_too():

@@ -1,4 +1,5 @@
 import json
+from concurrent.futures import ThreadPoolExecutor
 from statistics import NormalDist
 
 import pytest
@@ -151,27 +152,10 @@ def fake_run_cell(done, steps_per_letter):
     return fake
 
 
-class Pool:
-    """Runs what is submitted at once, in this process."""
-
-    def __init__(self, *_, **__):
-        pass
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-    def submit(self, function, *arguments):
-        result = function(*arguments)
-        return type("Done", (), {"result": lambda self: result})()
-
-
 def test_a_stopped_call_resumes_and_the_report_is_complete(tmp_path, monkeypatch):
     done = []
     fake = fake_run_cell(done, steps_per_letter=1000)
-    monkeypatch.setattr(grid, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(grid, "ProcessPoolExecutor", lambda jobs, **_: ThreadPoolExecutor(jobs))
     monkeypatch.setattr(regimes, "run_cell", fake)
     options = ["--seeds", "1", "2", "--starts", "1", "--regimes", "step", "--jobs", "1",
                "--work", str(tmp_path / "work"), "--output", str(tmp_path)]  # fmt: skip

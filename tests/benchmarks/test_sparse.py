@@ -1,4 +1,5 @@
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -6,7 +7,7 @@ from agent_envs.errors import ConfigurationError
 from benchmarks import grid, sparse
 from benchmarks.credit.regime_run import run_cell
 from benchmarks.sparse import ARMS, STARTS, SparseArguments, cell_name, choose_rates
-from tests.benchmarks.test_regimes import Pool, fake_run_cell
+from tests.benchmarks.test_regimes import fake_run_cell
 
 
 def test_arms_differ_in_the_method_alone_and_only_the_answer_pays():
@@ -47,7 +48,7 @@ def test_seeds_of_runs_do_not_choose_learning_rates():
 def test_a_stopped_call_resumes_and_the_report_is_complete(tmp_path, monkeypatch):
     done = []
     fake = fake_run_cell(done, steps_per_letter=100)
-    monkeypatch.setattr(grid, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(grid, "ProcessPoolExecutor", lambda jobs, **_: ThreadPoolExecutor(jobs))
     monkeypatch.setattr(sparse, "run_cell", fake)
     options = ["--seeds", "1", "2", "--work", str(tmp_path / "work"), "--output", str(tmp_path)]
     sparse.main(options)

@@ -8,7 +8,6 @@ import re
 import gymnasium as gym
 import pytest
 
-from agent_envs import ENVIRONMENTS, MissingExtraError
 from agent_envs.envs.functions.agent_dojo import ATTACKS, SUITES, VERSION
 from agent_envs.errors import UnknownNameError
 from agent_envs.testing import find_detour, play_ways
@@ -223,10 +222,3 @@ def test_an_error_names_participants_in_their_order(load_suites):
         start_time="2024-05-15 10:00", end_time="2024-05-15 11:00",
     )  # fmt: skip
     assert re.findall(r"input_value='(.*?)'", text) == names
-
-
-def test_without_its_package_the_environment_names_the_extra(monkeypatch):
-    assert ENV_ID in [spec.id for spec in ENVIRONMENTS]
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'agent-r1\[agentdojo\]'"):
-        gym.make(ENV_ID)

@@ -10,20 +10,16 @@ import pytest
 from agent_envs import ConfigurationError, DataError
 from tests.agent_envs.envs.playing import answer, call, make, solve
 from tests.example_rows import (
-    GSM8K_ROWS,
+    EXAMPLE_ROWS,
     HOTPOT_ROWS,
-    HUMANEVAL_ROWS,
-    MATH_ROWS,
-    MBPP_ROWS,
     MUSIQUE_ROWS,
-    SEARCH_R1_ROWS,
     TWO_WIKI_ROWS,
 )
 
 HOTPOT = "AgentR1/HotpotQA-v0"
 TWO_WIKI = "AgentR1/2WikiMultihopQA-v0"
 MUSIQUE = "AgentR1/MuSiQue-v0"
-PARAGRAPH = MUSIQUE_ROWS[0]["paragraphs"][0]
+PAGE = MUSIQUE_ROWS[0]["paragraphs"][0]
 SEARCH_R1 = {
     "nq": "AgentR1/NaturalQuestions-v0", "triviaqa": "AgentR1/TriviaQA-v0",
     "popqa": "AgentR1/PopQA-v0",
@@ -122,47 +118,31 @@ def test_every_form_of_the_data_gives_the_same_tasks(data_files, tmp_path, env_i
 
 
 @pytest.mark.parametrize(
-    ("env_id", "row", "change", "message"),
+    ("name", "change", "message"),
     [
-        (HOTPOT, HOTPOT_ROWS[1], {"answer": None}, "field 'answer' is missing"),
-        (HOTPOT, HOTPOT_ROWS[1], {"question": " "}, "'question' must be a non-empty string"),
-        (HOTPOT, HOTPOT_ROWS[1], {"supporting_facts": 3}, "'supporting_facts' is malformed"),
-        (TWO_WIKI, TWO_WIKI_ROWS[0], {"context": [["Iron River", "no list"]]}, "'context' is"),
-        (HOTPOT, HOTPOT_ROWS[1], {"supporting_facts": [["Oslo", 0.9]]}, "'supporting_facts' is"),
-        (MUSIQUE, MUSIQUE_ROWS[0], {"paragraphs": [PARAGRAPH | {"title": None}]}, "'paragraphs'"),
-        (
-            MUSIQUE,
-            MUSIQUE_ROWS[0],
-            {"paragraphs": [PARAGRAPH | {"paragraph_text": ["a"]}]},
-            "'paragraphs' is malformed",
-        ),
-        (
-            MUSIQUE,
-            MUSIQUE_ROWS[0],
-            {"paragraphs": [PARAGRAPH | {"is_supporting": "no"}]},
-            "'is_supporting' must be",
-        ),
-        (MUSIQUE, MUSIQUE_ROWS[0], {"answer_aliases": [None]}, "'answer_aliases' is malformed"),
-        (MUSIQUE, MUSIQUE_ROWS[0], {"answerable": "false"}, "'answerable' must be true or false"),
-        (SEARCH_R1["nq"], SEARCH_R1_ROWS[0], {"golden_answers": None}, "field 'golden_answers'"),
-        (
-            SEARCH_R1["nq"],
-            SEARCH_R1_ROWS[0],
-            {"golden_answers": ["Ada", None]},
-            "'golden_answers' is malformed",
-        ),
-        ("AgentR1/GSM8K-v0", GSM8K_ROWS[0], {"answer": "27."}, "field 'answer' must end with"),
-        ("AgentR1/MATH-v0", MATH_ROWS[0], {"solution": "no box", "answer": None}, "no answer"),
-        ("AgentR1/MBPP-v0", MBPP_ROWS[0], {"test_list": []}, "field 'test_list'"),
-        ("AgentR1/HumanEval-v0", HUMANEVAL_ROWS[0], {"test": ""}, "field 'test'"),
+        ("HotpotQA", {"answer": None}, "field 'answer' is missing"),
+        ("HotpotQA", {"question": " "}, "'question' must be a non-empty string"),
+        ("HotpotQA", {"supporting_facts": 3}, "'supporting_facts' is malformed"),
+        ("2WikiMultihopQA", {"context": [["Iron River", "no list"]]}, "'context' is"),
+        ("HotpotQA", {"supporting_facts": [["Oslo", 0.9]]}, "'supporting_facts' is"),
+        ("MuSiQue", {"paragraphs": [PAGE | {"title": None}]}, "'paragraphs'"),
+        ("MuSiQue", {"paragraphs": [PAGE | {"paragraph_text": ["a"]}]}, "paragraphs' is malformed"),
+        ("MuSiQue", {"paragraphs": [PAGE | {"is_supporting": "no"}]}, "'is_supporting' must be"),
+        ("MuSiQue", {"answer_aliases": [None]}, "'answer_aliases' is malformed"),
+        ("MuSiQue", {"answerable": "false"}, "'answerable' must be true or false"),
+        ("NaturalQuestions", {"golden_answers": None}, "field 'golden_answers'"),
+        ("NaturalQuestions", {"golden_answers": ["Ada", None]}, "'golden_answers' is malformed"),
+        ("GSM8K", {"answer": "27."}, "field 'answer' must end with"),
+        ("MATH", {"solution": "no box", "answer": None}, "no answer"),
+        ("MBPP", {"test_list": []}, "field 'test_list'"),
+        ("HumanEval", {"test": ""}, "field 'test'"),
     ],
 )
-def test_a_malformed_row_is_an_error_with_file_row_and_field(
-    tmp_path, env_id, row, change, message
-):
+def test_a_malformed_row_is_an_error_with_file_row_and_field(tmp_path, name, change, message):
+    row = EXAMPLE_ROWS[name][0]
     path = write(tmp_path / "rows.jsonl", [row, row | change])
     with pytest.raises(DataError, match=f"row 2: .*{message}") as error:
-        gym.make(env_id, data=path)
+        gym.make(f"AgentR1/{name}-v0", data=path)
     assert path in str(error.value)
 
 

@@ -13,11 +13,10 @@ from pathlib import Path
 import gymnasium as gym
 import pytest
 
-from agent_envs import ENVIRONMENTS, MissingExtraError
 from agent_envs.errors import ServerError
 from agent_envs.testing import find_detour, play_ways
 from tests.agent_envs.envs.playing import answer, call, make, solve
-from tests.agent_envs.judges.judge_server import serving
+from tests.agent_trainers.chat_server import chat_server, says
 
 IDS = {"retail": "AgentR1/Tau2Retail-v0", "airline": "AgentR1/Tau2Airline-v0"}
 
@@ -282,14 +281,12 @@ def test_assertions_count_if_there_is_a_judge(retail, verdict, success, assertio
 
 @pytest.mark.parametrize("score", [1, 0])
 def test_a_model_behind_an_endpoint_decides_on_assertions(retail, score):
-    def reply(_):
-        return 200, json.dumps({"reason": "It says so.", "assertion_1": score})
-
-    with serving(reply) as (url, requests):
-        judge = {"base_url": url, "model": "m"}
+    verdict = json.dumps({"reason": "It says so.", "assertion_1": score})
+    with chat_server(lambda *_: says(verdict)) as server:
+        judge = {"base_url": server.url, "model": "m"}
         _, info = solve(make(retail, 2, split="base", judge=judge), 2)
     assert info["metrics"]["success"] == info["metrics"]["assertions"] == score
-    (request,) = requests
+    (request,) = server.bodies
     system, record = (message["content"] for message in request["messages"])
     assert "10 t-shirt options" in system
     assert "Done. 10" in record.splitlines()[-2]
@@ -298,8 +295,8 @@ def test_a_model_behind_an_endpoint_decides_on_assertions(retail, score):
 
 def test_a_judge_without_a_judgement_leaves_no_score(retail, monkeypatch):
     monkeypatch.setattr("agent_envs.judges.endpoint.PAUSE_SECONDS", 0)
-    with serving(lambda _: (200, "1 of course")) as (url, _):
-        env = make(retail, 2, split="base", judge={"base_url": url, "model": "m"})
+    with chat_server(lambda *_: says("1 of course")) as server:
+        env = make(retail, 2, split="base", judge={"base_url": server.url, "model": "m"})
         with pytest.raises(ServerError, match="cannot be scored"):
             solve(env, 2)
 
@@ -365,11 +362,3 @@ def test_episodes_do_not_change_each_other(retail):
     assert call(second, "get_order_details", **order)[4]["tool_result"] == shown
     first.reset(options={"task": 0})
     assert call(first, "get_order_details", **order)[4]["tool_result"] == shown
-
-
-@pytest.mark.parametrize("env_id", IDS.values())
-def test_without_its_package_an_environment_names_the_extra(env_id, monkeypatch):
-    assert env_id in [spec.id for spec in ENVIRONMENTS]
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'agent-r1\[tau2\]'"):
-        gym.make(env_id)

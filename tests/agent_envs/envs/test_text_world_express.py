@@ -10,7 +10,7 @@ import sys
 import gymnasium as gym
 import pytest
 
-from agent_envs import ConfigurationError, MissingExtraError, UnknownNameError
+from agent_envs import ConfigurationError, UnknownNameError
 from agent_envs.envs.games.java_games import shared_engine
 from agent_envs.envs.games.text_world_express import GAMES, SIMULATOR
 from agent_envs.testing import find_detour, play_ways
@@ -185,9 +185,3 @@ def test_wrong_arguments_are_errors():
         gym.make(ID, game="coin", parameters=[1])
     with pytest.raises(ConfigurationError, match="less than or equal to 11"):
         make(ID, game="coin", parameters={"numLocations": 50})
-
-
-def test_without_its_package_the_environment_names_the_extra(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'agent-r1\[textworldexpress\]'"):
-        gym.make(ID)

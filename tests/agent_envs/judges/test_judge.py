@@ -13,7 +13,7 @@ from agent_envs.judges import endpoint as endpoints
 from agent_envs.judges.rubric import load_rubric, write_prompt
 from tests.agent_envs.judges.by_rules import RUBRIC, ByRules, replies
 from tests.agent_envs.judges.injections import ANSWER, ATTEMPTS, QUESTION, follow
-from tests.agent_envs.judges.judge_server import serving
+from tests.agent_trainers.chat_server import Reply, chat_server, refuses, says
 
 TEXTS = ([QUESTION, "Ada Holm was born in Oslo."], ["search", "Oslo"])
 ENV = "AgentR1/SyntheticMultiHop-v0"
@@ -95,16 +95,17 @@ def test_a_judge_without_an_endpoint_is_refused():
 
 def test_a_served_judge_gets_the_schema_and_the_record(tmp_path):
     (tmp_path / "rubric.yaml").write_text(json.dumps(RUBRIC), encoding="utf-8")
-    with serving(lambda _: (200, replies(4, 1))) as (url, requests):
-        judge = Judge(tmp_path / "rubric.yaml", Endpoint(base_url=url, model="m"))
+    with chat_server(lambda *_: says(replies(4, 1), usage=(100, 10))) as server:
+        judge = Judge(tmp_path / "rubric.yaml", Endpoint(base_url=server.url, model="m"))
         judgement = judge.judge(*TEXTS)
     assert judgement["value"] == pytest.approx((2 * 0.75 + 0.5) / 3)
     assert judgement["tokens"] == 110
-    form = requests[0]["response_format"]["json_schema"]
+    (request,) = server.bodies
+    form = request["response_format"]["json_schema"]
     assert form["strict"]
     grounded = form["schema"]["properties"]["grounded"]
     assert (grounded["minimum"], grounded["maximum"]) == (1, 5)
-    lines = requests[0]["messages"][1]["content"].splitlines()[1:-1]
+    lines = request["messages"][1]["content"].splitlines()[1:-1]
     assert [json.loads(line) for line in lines] == [
         {"from": "task", "text": QUESTION},
         {"from": "agent", "text": "search"},
@@ -118,8 +119,8 @@ def test_a_served_judge_gets_the_schema_and_the_record(tmp_path):
     [{"message": {"content": [{"type": "text", "text": replies(4, 1)}]}}],
 ])  # fmt: skip
 def test_a_malformed_completion_is_no_judgement(choices):
-    with serving(lambda _: (200, {"choices": choices})) as (url, _):
-        judge = Judge(RUBRIC, Endpoint(base_url=url, model="m", attempts=2))
+    with chat_server(lambda *_: Reply({"choices": choices})) as server:
+        judge = Judge(RUBRIC, Endpoint(base_url=server.url, model="m", attempts=2))
         with pytest.raises(ServerError, match=r"in 2 attempts.*not a chat completion"):
             judge.judge(*TEXTS)
 
@@ -127,8 +128,8 @@ def test_a_malformed_completion_is_no_judgement(choices):
 @pytest.mark.parametrize("usage", [None, "x", {}, {"prompt_tokens": None}])
 def test_a_judgement_counts_though_its_usage_is_malformed(usage):
     content = [{"message": {"content": replies(4, 1)}}]
-    with serving(lambda _: (200, {"choices": content, "usage": usage})) as (url, _):
-        judgement = Judge(RUBRIC, Endpoint(base_url=url, model="m")).judge(*TEXTS)
+    with chat_server(lambda *_: Reply({"choices": content, "usage": usage})) as server:
+        judgement = Judge(RUBRIC, Endpoint(base_url=server.url, model="m")).judge(*TEXTS)
     assert (judgement["scores"], judgement["tokens"]) == ([{"grounded": 4, "brief": 1}], 0)
 
 
@@ -136,21 +137,21 @@ def test_faults_of_the_judge_never_change_a_score():
     """30 % errors of three kinds, and then garbage and timeouts that outlive the attempts."""
     rng = np.random.default_rng(0)
 
-    def reply(request):
+    def reply(request, _):
         lines = request["messages"][1]["content"].splitlines()[1:-1]
         number = int(json.loads(lines[-1])["text"])
         if number % 10 == 9 or rng.random() < 0.3:  # every tenth always fails
             fault = int(rng.integers(3))
             if fault == 0:
-                return 503, "overloaded"
+                return refuses(503, "overloaded")
             if fault == 1:
-                return 200, replies(5, 2)[: int(rng.integers(20))]
+                return says(replies(5, 2)[: int(rng.integers(20))])
             time.sleep(0.6)  # later than the timeout
-        return 200, replies(1 + number % 5, number % 3)
+        return says(replies(1 + number % 5, number % 3))
 
     outcomes = {}
-    with serving(reply) as (url, _):
-        endpoint = Endpoint(base_url=url, model="m", timeout_seconds=0.3)
+    with chat_server(reply) as server:
+        endpoint = Endpoint(base_url=server.url, model="m", timeout_seconds=0.3)
         judge = Judge(RUBRIC, endpoint)
         for number in range(60):
             try:
@@ -167,10 +168,10 @@ def test_faults_of_the_judge_never_change_a_score():
 
 
 def test_a_refusal_that_retries_cannot_change_is_not_retried():
-    with serving(lambda _: (401, "wrong key")) as (url, requests):
+    with chat_server(lambda *_: refuses(401, "wrong key")) as server:
         with pytest.raises(ServerError, match=r"in 1 attempts.*wrong key"):
-            Judge(RUBRIC, Endpoint(base_url=url, model="m")).judge(*TEXTS)
-        assert len(requests) == 1
+            Judge(RUBRIC, Endpoint(base_url=server.url, model="m")).judge(*TEXTS)
+        assert len(server.bodies) == 1
 
 
 def test_judgements_are_cached_by_rubric_model_and_text(tmp_path):

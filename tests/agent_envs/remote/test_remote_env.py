@@ -19,6 +19,7 @@ from agent_envs.remote import env as module
 from agent_envs.remote.server import Session
 from agent_envs.testing import check
 from agent_envs.testing.episodes import record
+from tests.agent_envs.core.test_turn_limit import LastStep
 
 MULTI_HOP = "AgentR1/SyntheticMultiHop-v0"
 
@@ -53,20 +54,9 @@ def test_episodes_equal_local_ones(serve, remote, data_files, env_id, kwargs):
     assert local.observation_space == there.observation_space
 
 
-class PaysAtTheEnd(ToolEnv):
-    """Its reward depends on the turn limit."""
-
-    num_tasks = 3
-    reward_functions: ClassVar = {"last": lambda env, event: float(event.is_last)}
-    default_rewards: ClassVar = {"last": 1.0}
-
-    def get_task(self, index):
-        return Task(id=f"t{index}", question="?", answers=("a",))
-
-
 def test_a_turn_limit_of_the_client_reaches_the_environment(serve, remote):
-    served = serve(lambda: TimeLimit(PaysAtTheEnd(), 5))
-    local, there = TimeLimit(PaysAtTheEnd(), 2), remote(served, max_episode_steps=2)
+    served = serve(lambda: TimeLimit(LastStep(), 5))
+    local, there = TimeLimit(LastStep(), 2), remote(served, max_episode_steps=2)
     for env in (local, there):
         env.reset(seed=1)
         env.step("x")

@@ -27,6 +27,8 @@ CASES = {
             ),
         },
     },
+    # states that do not extend the last: ranks with different numbers of rows
+    "gigpo-window": {"algorithm": "gigpo", "context": WINDOW, "changes": {"seed": 2}},
     "mixture": {
         "algorithm": "reinforce++",
         "context": "full",
@@ -36,13 +38,12 @@ CASES = {
         ],
     },
     # programs end at other times in each process, and each has a gateway of its own
-    "program": {"algorithm": "gigpo", "context": "full", "program": True},
-    # a group in both processes: one shows the other what succeeded; states that do not extend the
-    # last: ranks with different numbers of rows
+    "program": {"algorithm": "grpo_step", "context": "full", "program": True},
+    # a group in both processes: one shows the other what succeeded
     "skills": {
         "algorithm": "gdpo",
         "context": WINDOW,
-        "changes": {"seed": 2, "max_steps": 3, "extensions": SKILLS},
+        "changes": {"max_steps": 3, "extensions": SKILLS},
     },
     # what comes next follows the results of both
     "resampled": {
@@ -103,7 +104,7 @@ def test_any_number_of_processes_plays_the_same_tasks_of_a_mixture(trained):
 
 def test_cases_show_what_they_are_for(trained):
     assert max(entry["skill/share"] for entry in trained[1]["skills"]["log"]) > 0.1
-    lengths = trained[1]["skills"]["lengths"]
+    lengths = trained[1]["gigpo-window"]["lengths"]
     assert sum(lengths[0]) != sum(lengths[1])
 
 
