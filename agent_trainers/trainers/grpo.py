@@ -6,6 +6,7 @@ reference models, optimisation, logging and callbacks; its overridden methods ar
 below, and each states what it relies on.
 """
 
+import dataclasses
 import functools
 import time
 from collections.abc import Mapping, Sequence
@@ -218,6 +219,20 @@ class StepGRPOTrainer(ResumableTrainer):
         return values
 
     # Overrides of TRL and transformers
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Keep scores and sums of gradients of a sharded model in float32, as without sharding.
+
+        Accelerate's policy for FSDP2 rounds both to the precision of the computation. Relies on:
+        called before any model is prepared.
+        """
+        super().create_accelerator_and_postprocess()
+        plugin: Any = getattr(self.accelerator.state, "fsdp_plugin", None)
+        policy = getattr(plugin, "mixed_precision_policy", None)
+        if policy is not None and plugin.fsdp_version == 2:
+            plugin.mixed_precision_policy = dataclasses.replace(
+                policy, output_dtype=None, reduce_dtype=torch.float32
+            )
 
     def train(self, *arguments: Any, **options: Any) -> Any:
         """Train, and close the environments; no optimiser step at all is an error.

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -9,13 +10,15 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer
 from trl.trainer import utils
 
 from agent_envs import ConfigurationError, UnknownNameError
 from agent_trainers.batching import micro_batch, shared_prefix
 from agent_trainers.policies import local
 from agent_trainers.trainers import scorer
+from agent_trainers.trainers.grpo import StepGRPOTrainer
 from agent_trainers.trainers.ppo import StepPPOTrainer
 from agent_trainers.trajectory import StopReason
 from tests.agent_trainers.gradients import (
@@ -337,3 +340,16 @@ def test_neither_dropout_nor_the_models_own_settings_reach_sampling(
     assert logged[0]["entropy"] != logged[1]["entropy"]
     if kind == "attention":
         assert trainer.model.generation_config.no_repeat_ngram_size == 1
+
+
+def test_a_sharded_model_returns_scores_and_sums_gradients_in_float32(monkeypatch):
+    def create(trainer):
+        policy = MixedPrecisionPolicy(*[torch.bfloat16] * 3)
+        plugin = SimpleNamespace(fsdp_version=2, mixed_precision_policy=policy)
+        trainer.accelerator = SimpleNamespace(state=SimpleNamespace(fsdp_plugin=plugin))
+
+    monkeypatch.setattr(Trainer, "create_accelerator_and_postprocess", create)
+    trainer = StepGRPOTrainer.__new__(StepGRPOTrainer)
+    trainer.create_accelerator_and_postprocess()
+    policy = trainer.accelerator.state.fsdp_plugin.mixed_precision_policy
+    assert policy == MixedPrecisionPolicy(torch.bfloat16, torch.float32, None)

@@ -35,6 +35,7 @@ OVERRIDDEN = {
     "_save_checkpoint": "model trial",
     "_save_rng_state": "output_dir",
     "_set_signature_columns_if_needed": "",
+    "create_accelerator_and_postprocess": "",
     "create_optimizer": "model",
     "evaluate": "eval_dataset ignore_keys metric_key_prefix",
     "get_batch_samples": "epoch_iterator num_batches device",
