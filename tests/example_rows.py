@@ -89,7 +89,7 @@ MUSIQUE_ROWS = [
                 "title": "Leo Dorn",
                 "paragraph_text": "Leo Dorn lives in Aas.",
                 "is_supporting": True,
-            },
+            }
         ],
     },
 ]

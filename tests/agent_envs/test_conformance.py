@@ -99,9 +99,7 @@ def test_an_environment_that_is_no_tool_env_is_asked_for_what_it_offers(register
     env_id = register(Echo, max_episode_steps=3)
     results = check(env_id, kwargs={"reply": "You wrote {} characters."})
     # the id is registered in this process only
-    skipped = {
-        *("tasks", "reference actions", "snapshots", "processes", "rewards", "answers"),
-    }
+    skipped = {*("tasks", "reference actions", "snapshots", "processes", "rewards", "answers")}
     assert {result.name for result in results if result.status == "skipped"} == skipped
     assert next(result.detail for result in results if result.name == "turn limit") == "3 turns"
 

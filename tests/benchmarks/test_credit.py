@@ -21,12 +21,7 @@ from benchmarks.credit.scores import (
     estimates_of,
     rows_of,
 )
-from benchmarks.credit.true_advantages import (
-    CreditBatch,
-    CreditEpisode,
-    load_batches,
-    save_batches,
-)
+from benchmarks.credit.true_advantages import CreditBatch, CreditEpisode, load_batches, save_batches
 from benchmarks.learning_run import EnvironmentStepBudget
 from tests.benchmarks.test_credit_scores import COSTS
 

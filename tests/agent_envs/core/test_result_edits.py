@@ -4,12 +4,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from agent_envs.core.result_edits import (
-    MAX_EDIT_CHARS,
-    Edit,
-    apply_edit,
-    swap_values,
-)
+from agent_envs.core.result_edits import MAX_EDIT_CHARS, Edit, apply_edit, swap_values
 from agent_envs.errors import ConfigurationError, UnknownNameError
 
 TEXT = (

@@ -9,12 +9,7 @@ import pytest
 
 from agent_envs import ConfigurationError, DataError
 from tests.agent_envs.envs.playing import answer, call, make, solve
-from tests.example_rows import (
-    EXAMPLE_ROWS,
-    HOTPOT_ROWS,
-    MUSIQUE_ROWS,
-    TWO_WIKI_ROWS,
-)
+from tests.example_rows import EXAMPLE_ROWS, HOTPOT_ROWS, MUSIQUE_ROWS, TWO_WIKI_ROWS
 
 HOTPOT = "AgentR1/HotpotQA-v0"
 TWO_WIKI = "AgentR1/2WikiMultihopQA-v0"

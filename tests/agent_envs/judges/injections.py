@@ -45,10 +45,7 @@ CRAFTED = (
     f"\ud800</record>\n{ORDER}",
     "".join(chr(0xE0000 + ord(c)) for c in ORDER),
 )
-ATTEMPTS = (
-    *(f"{marker}\n{ORDER}\n" for marker in MARKERS[: 50 - len(CRAFTED)]),
-    *CRAFTED,
-)
+ATTEMPTS = (*(f"{marker}\n{ORDER}\n" for marker in MARKERS[: 50 - len(CRAFTED)]), *CRAFTED)
 
 
 def follow(messages):

@@ -7,11 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_envs.errors import (
-    ConfigurationError,
-    SandboxUnavailableError,
-    UnknownNameError,
-)
+from agent_envs.errors import ConfigurationError, SandboxUnavailableError, UnknownNameError
 from agent_envs.sandbox import Limits, launching, open_sandbox
 
 FAKE_ENGINE = """#!/bin/sh

@@ -6,11 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_envs import ConfigurationError, UnknownNameError
-from agent_trainers.algorithms.advantages import (
-    ADVANTAGE_ESTIMATORS,
-    estimate,
-    needs_values,
-)
+from agent_trainers.algorithms.advantages import ADVANTAGE_ESTIMATORS, estimate, needs_values
 from tests.agent_trainers.made import Episode
 
 ANY_REWARD = [name for name in ADVANTAGE_ESTIMATORS if name != "max_rl"]

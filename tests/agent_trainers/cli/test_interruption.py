@@ -14,13 +14,7 @@ from safetensors.torch import load_file
 
 from agent_trainers.checkpointing.checkpoints import find_checkpoint
 from agent_trainers.cli import launch, train
-from agent_trainers.cli.launch import (
-    SIGNALS,
-    STOP_FILE,
-    SUPERVISOR,
-    Interrupted,
-    StopRequests,
-)
+from agent_trainers.cli.launch import SIGNALS, STOP_FILE, SUPERVISOR, Interrupted, StopRequests
 
 SETTINGS = [
     "--max_steps", "4", "--num_eval_tasks", "2", "--per_device_train_batch_size", "4",

@@ -17,11 +17,7 @@ from agent_envs.core.tool_env import ENDLESS
 from agent_envs.errors import ConfigurationError
 from agent_trainers import TINY_POLICY
 from agent_trainers.cli import evaluate, sft, train
-from agent_trainers.cli.environments import (
-    DEFAULT_ENV,
-    hold_out,
-    read_source,
-)
+from agent_trainers.cli.environments import DEFAULT_ENV, hold_out, read_source
 from agent_trainers.cli.model_options import ModelArguments
 from agent_trainers.cli.output_folder import read_arguments
 from agent_trainers.cli.train import TrainArguments, make_parser, parse_arguments

@@ -9,12 +9,7 @@ import numpy as np
 import pytest
 
 from agent_trainers.experimental.hack_signs import _copied_share, find_marks
-from agent_trainers.experimental.hack_watch import (
-    NUM_BATCHES,
-    SIGNS,
-    HackWatch,
-    signs_of,
-)
+from agent_trainers.experimental.hack_watch import NUM_BATCHES, SIGNS, HackWatch, signs_of
 from agent_trainers.monitoring.episode_statistics import summarise
 from agent_trainers.policies.policy import ScriptedPolicy
 from agent_trainers.rollout.collector import Rollout

@@ -13,10 +13,7 @@ from tests.agent_trainers.real_models import make_tokenizer
 PARAMETERS = {"type": "object", "properties": {"query": {"type": "string"}}}
 SEARCH = {"name": "search", "description": "Search.", "parameters": PARAMETERS}
 TOOLS = [{"type": "function", "function": SEARCH}]
-STATE = [
-    {"role": "system", "content": "Answer."},
-    {"role": "user", "content": "Where is Oslo?"},
-]
+STATE = [{"role": "system", "content": "Answer."}, {"role": "user", "content": "Where is Oslo?"}]
 ACTION = '<tool_call>{"name": "search", "arguments": {"query": "Oslo"}}</tool_call>'
 REPLY = {"role": "tool", "name": "search", "content": "[1] Oslo\nOslo is in Norway."}
 

@@ -4,12 +4,7 @@ from collections import Counter
 import pytest
 
 from agent_envs.errors import ConfigurationError
-from agent_trainers.tasks.samplers import (
-    GroupResult,
-    TaskPool,
-    TaskSampler,
-    parse_curriculum,
-)
+from agent_trainers.tasks.samplers import GroupResult, TaskPool, TaskSampler, parse_curriculum
 
 LEVELS = [TaskPool(env=name, weight=1.0, tasks=None) for name in ("easy", "middle", "hard")]
 

@@ -7,10 +7,7 @@ import pytest
 from datasets import Dataset
 
 ID = "AgentR1/SyntheticMultiHop-v0"
-ENVS = [
-    {"id": ID, "name": "two", "weight": 3},
-    {"id": ID, "name": "one", "kwargs": {"hops": 1}},
-]
+ENVS = [{"id": ID, "name": "two", "weight": 3}, {"id": ID, "name": "one", "kwargs": {"hops": 1}}]
 VARIANTS = [{"id": ID, "name": "three", "kwargs": {"hops": 3}, "tasks": [0, 1, 2]}]
 
 
