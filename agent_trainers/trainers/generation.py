@@ -8,7 +8,7 @@ transformers generates in slots if model and settings allow it, else batch by ba
 import copy
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final
 
 import numpy as np
@@ -57,6 +57,7 @@ class TrainerGenerator:
         self.ahead: VersionedPolicy | None = None
         """The policy of rollouts that run ahead of the optimiser, if they do."""
         self._copy: Any = None
+        self._autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
         self._in_waves = (
             args.use_vllm and args.vllm_mode == "colocate" and (args.vllm_tensor_parallel_size > 1)
         )
@@ -144,6 +145,15 @@ class TrainerGenerator:
             self._copy = copy.deepcopy(self.model, frozen).eval().requires_grad_(False)
             for module in self._copy.modules():  # TRL's replacements call the original model
                 vars(module).pop("forward", None)
+            # Other threads must not ask Accelerate: its state belongs to the newest trainer.
+            device = self._trainer.accelerator.device.type
+            with self._trainer.accelerator.autocast():
+                self._autocast = functools.partial(
+                    torch.autocast,
+                    device,
+                    dtype=torch.get_autocast_dtype(device),
+                    enabled=torch.is_autocast_enabled(device),
+                )
         self.ahead = VersionedPolicy(self.make_policy(tools, self._copy_context))
         return self.ahead
 
@@ -211,7 +221,7 @@ class TrainerGenerator:
 
     @contextmanager
     def _copy_context(self) -> Iterator[Any]:
-        with self._trainer.accelerator.autocast():
+        with self._autocast():
             yield self._copy
 
     def _complete(

@@ -5,6 +5,7 @@ import time
 import gymnasium as gym
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 from transformers import TrainerCallback
 
 from agent_trainers import TINY_POLICY
@@ -163,6 +164,14 @@ def test_an_error_of_the_policy_ends_the_run(tmp_path):
     trainer.generator._copy.forward = fail
     with pytest.raises(RuntimeError, match="out of memory"):
         trainer.train()
+
+
+def test_abandoned_rollouts_leave_the_state_of_the_next_trainer_alone(tmp_path):
+    trainer = make_trainer(tmp_path, bf16=True)
+    AcceleratorState._reset_state(reset_partial_state=True)  # as the arguments of the next one do
+    with trainer.generator._copy_context():
+        assert torch.is_autocast_enabled("cpu")
+    assert AcceleratorState._shared_state == {}
 
 
 def test_far_trajectories_are_masked_as_a_whole(tmp_path):
