@@ -8,7 +8,7 @@ transformers generates in slots if model and settings allow it, else batch by ba
 import copy
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
 
 import numpy as np
@@ -57,7 +57,7 @@ class TrainerGenerator:
         self.ahead: VersionedPolicy | None = None
         """The policy of rollouts that run ahead of the optimiser, if they do."""
         self._copy: Any = None
-        self._autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+        self._autocast: Any = None
         self._in_waves = (
             args.use_vllm and args.vllm_mode == "colocate" and (args.vllm_tensor_parallel_size > 1)
         )
@@ -145,7 +145,7 @@ class TrainerGenerator:
             self._copy = copy.deepcopy(self.model, frozen).eval().requires_grad_(False)
             for module in self._copy.modules():  # TRL's replacements call the original model
                 vars(module).pop("forward", None)
-            # Other threads must not ask Accelerate: its state belongs to the newest trainer.
+            # Other threads cannot use Accelerate's: its global state is the newest trainer's.
             device = self._trainer.accelerator.device.type
             with self._trainer.accelerator.autocast():
                 self._autocast = functools.partial(
