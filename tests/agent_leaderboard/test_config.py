@@ -103,6 +103,16 @@ def test_the_published_run_names_every_environment_run_or_left_out():
     assert set(named) == {spec.id for spec in ENVIRONMENTS}
 
 
+def test_an_environment_that_is_added_to_a_board_is_not_left_out(tmp_path):
+    text = f"""
+board: published
+environments: [{{id: AgentR1/SyntheticMarket-v0, contamination: none}}]
+{AGENT}"""
+    left_out = {one.id for one in load_configs([write_config(tmp_path, text)]).left_out}
+    assert "AgentR1/ClaimReview-v0" in left_out
+    assert "AgentR1/SyntheticMarket-v0" not in left_out
+
+
 def test_the_data_folder_is_filled_in_everywhere(tmp_path):
     nested = {"data": "${data}/a", "corpus": ["${data}/b"], "top_k": 3}
     assert fill_in(nested, tmp_path) == {

@@ -2,8 +2,8 @@
 
 A file has the sections ``protocol`` (fields of `Protocol`), ``environments``, ``agents`` and
 ``left_out`` (lists). Several files add up; later protocol values win. ``board`` names a preset from
-which everything but the agents is taken. Entries become records of the manifest; `prepare`
-completes them.
+which everything but the agents is taken; environments that it leaves out can be added. Entries
+become records of the manifest; `prepare` completes them.
 """
 
 import re
@@ -131,6 +131,7 @@ def load_configs(paths: Sequence[Path]) -> RunConfig:
     where = ", ".join(map(str, paths))
     protocol = {name: value for entry in merged["protocol"] for name, value in entry.items()}
     environments = [_environment(entry) for entry in merged["environments"]]
+    named = [one.get("id") for one in environments]
     agents = [
         {"slug": make_slug(str(entry.get("name"))), "packages": {}, **entry}
         for entry in merged["agents"]
@@ -139,7 +140,11 @@ def load_configs(paths: Sequence[Path]) -> RunConfig:
         protocol=_record(Protocol, protocol, f"{where}, protocol"),
         environments=tuple(_record(EnvironmentRecord, one, where) for one in environments),
         agents=tuple(_record(AgentRecord, agent, where) for agent in agents),
-        left_out=tuple(_record(LeftOut, entry, where) for entry in merged["left_out"]),
+        left_out=tuple(
+            _record(LeftOut, entry, where)
+            for entry in merged["left_out"]
+            if entry.get("id") not in named
+        ),
         optional=frozenset(
             record["slug"]
             for record, entry in zip(environments, merged["environments"], strict=True)
