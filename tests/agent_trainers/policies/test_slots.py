@@ -111,6 +111,12 @@ def test_slots_do_not_penalise_repetition(model):
     assert not can_serve(model, replace(settings, repetition_penalty=1.1))
 
 
+def test_a_model_that_is_certain_of_its_tokens_can_be_sampled_in_batches(model, tokenizer):
+    """Its log-probabilities are almost 0, and differ between a batch and rows alone by rounding."""
+    model.lm_head.weight.data *= 10
+    transformers_policy(model, tokenizer, repetition_penalty=1.1)
+
+
 def test_the_slot_of_an_idle_episode_is_reclaimed_without_loss(make_policy):
     env = gym.make(ID)
     _, info = env.reset(options={"task": 0})
