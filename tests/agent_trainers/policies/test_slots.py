@@ -105,6 +105,14 @@ def test_the_beginning_that_first_states_share_is_prefilled_once(
     assert sum(real for _, real in passes) == num_tokens - saved
 
 
+def test_a_prefill_batch_is_limited_by_its_tokens(make_policy, record_passes, monkeypatch):
+    monkeypatch.setattr(agent_trainers.policies.slots, "_CPU_PREFILL_TOKENS", 1)
+    policy = make_policy()
+    passes = record_passes()
+    roll_out(policy, TASKS)
+    assert [rows for (rows, _), _ in passes[:3]] == [1, 1, 8]  # two states, then decoding
+
+
 def test_slots_do_not_penalise_repetition(model):
     settings = SamplingSettings(max_new_tokens=1, eos_token_ids=(0,), pad_token_id=0)
     assert can_serve(model, settings)
