@@ -42,8 +42,8 @@ def public(reported):
 
 
 def test_markdown_has_score_interval_rank_and_models(board):
-    made = {"best": {"model": "small", "made_by": "make it", "date": "2026-01-02",
-                     "commit": "abc" * 13 + "a"},
+    made = {"best": {"model": "small", "settings": {"top_p": 0.9, "samples": 3},
+                     "made_by": "make it", "date": "2026-01-02", "commit": "abc" * 13 + "a"},
             "hostile": {"model": "other", "train": {"seed": 3}}}  # fmt: skip
     agents = [replace(one, **made.get(one.slug, {})) for one in board.run.manifest.agents]
     run = replace(board.run, manifest=replace(board.run.manifest, agents=agents))
@@ -61,8 +61,9 @@ def test_markdown_has_score_interval_rank_and_models(board):
         "2026-01-02 abcabcabc",
     ]
     assert re.fullmatch(r"\*\*37\.5 \[\d+\.\d, \d+\.\d\] · =1\*\*", cells["some"][4])
-    for words in ("public since 2018", "significantly better", "| best | react | small | make it |",
-                  "| other | agent-r1-train --seed 3 |"):  # fmt: skip
+    for words in ("public since 2018", "significantly better", "default temperature 1",
+                  "| best | react | small | top\\_p=0.9, samples=3 | make it |",
+                  "| other |  | agent-r1-train --seed 3 |"):  # fmt: skip
         assert words in text
 
 
