@@ -52,7 +52,7 @@ def render(template: str, board: Board, *, autoescape: bool, **values: Any) -> s
     environment.filters |= {
         "cell": markdown_cell, "shown": shown_name, "score": _score, "json": json.dumps,
         "percent": lambda interval: _percent(interval) if interval else "", "visible": visible,
-        "p_value": p_value_text,
+        "p_value": p_value_text, "pairs": lambda d: ", ".join(f"{k}={v}" for k, v in d.items()),
     }  # fmt: skip
     text = Path(__file__).with_name(template).read_text(encoding="utf-8")
     return environment.from_string(text).render(
