@@ -69,6 +69,15 @@ class TextGameEnv(ToolEnv):
         self._commands: list[str] = []
         self._progress = Progress()
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in vars(self).items() if k not in ("_game", "_state")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Set the attributes of a copy; the game, a handle of the interpreter, starts again."""
+        vars(self).update(state, _game=None)
+        if self.task_index is not None:
+            self.on_restore()
+
     def on_restore(self) -> None:
         """Restart the game and repeat its commands: the interpreter has no snapshots."""
         self.get_task(self.task_index or 0)
