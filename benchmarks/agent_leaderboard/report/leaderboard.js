@@ -95,7 +95,8 @@
       element.hidden = (agent !== undefined && !shown.agent.includes(agent)) ||
         (environment !== undefined && !shown.environment.includes(environment));
     });
-    byId("shown").textContent = `${shown.agent.length} agents, ${shown.environment.length} environments shown`;
+    const counts = Object.entries(shown).map(([kind, { length }]) => `${length} ${kind}${length === 1 ? "" : "s"}`);
+    byId("shown").textContent = counts.join(", ") + " shown";
     drawScatter();
     drawTasks();
     drawPairs();
