@@ -19,6 +19,7 @@ from agent_envs.core.tool_env import ToolEnv
 from agent_envs.errors import ConfigurationError, DataError
 
 _SPLITS: Final = {"train": 0, "test": 1}
+_MAX_DRAWS: Final = 20
 _STATUS_LINE: Final = re.compile(r"\n?>\s*-= .*? =-\d*/\d*\s*$|\s*>\s*$", re.DOTALL)
 
 
@@ -174,28 +175,44 @@ class TextWorldEnv(TextGameEnv):
         return self._begin(self._make_game(index), (), task_id)
 
     def _make_game(self, index: int) -> Path:
-        """Compile a game, unless it is cached."""
+        """Compile a game that its own solution wins, unless it is cached.
+
+        Some do not: with a chest and a Canadian chest, the interpreter asks which one "take
+        latchkey from chest" means.
+        """
         import textworld
 
         rooms, objects, quest_length = self._sizes
-        seed = int(np.random.default_rng([self._split_seed, index]).integers(2**31 - 1))
         cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         folder = Path(cache) / "agent-envs" / "textworld"
-        path = folder / f"{rooms}-{objects}-{quest_length}-{seed}-{textworld.__version__}.z8"
+        name = "-".join(map(str, (*self._sizes, self._split, index, textworld.__version__)))
+        path = folder / f"{name}.z8"
         if path.exists():
             return path
         folder.mkdir(parents=True, exist_ok=True)
-        options = textworld.GameOptions()
-        options.nb_rooms, options.nb_objects, options.quest_length = self._sizes
-        options.seeds = seed
-        with tempfile.TemporaryDirectory(dir=folder) as scratch, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            options.path = str(Path(scratch) / "game.z8")
-            textworld.make(options)
-            # The description first: a game without it has no objective.
-            for made in (path.with_suffix(".json"), path):
-                (Path(scratch) / f"game{made.suffix}").replace(made)
-        return path
+        generator = np.random.default_rng([self._split_seed, index])
+        for _ in range(_MAX_DRAWS):
+            options = textworld.GameOptions()
+            options.nb_rooms, options.nb_objects, options.quest_length = self._sizes
+            options.seeds = int(generator.integers(2**31 - 1))
+            with tempfile.TemporaryDirectory(dir=folder) as scratch, warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                options.path = str(Path(scratch) / "game.z8")
+                textworld.make(options)
+                if self._is_won_by_its_solution(Path(options.path)):
+                    # The description first: a game without it has no objective.
+                    for made in (path.with_suffix(".json"), path):
+                        (Path(scratch) / f"game{made.suffix}").replace(made)
+                    return path
+        raise DataError(
+            f"TextWorld's solutions do not win its games of {rooms} rooms, {objects} objects and "
+            f"{quest_length} commands ({_MAX_DRAWS} tried). Choose other sizes."
+        )
+
+    def _is_won_by_its_solution(self, path: Path) -> bool:
+        for command in self._begin(path, (), path.stem).data["commands"]:
+            self._state, _, _ = self._game.step(command)
+        return self.is_won
 
 
 class ALFWorldEnv(TextGameEnv):
