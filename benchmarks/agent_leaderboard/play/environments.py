@@ -130,19 +130,21 @@ _ATTACK: Any = pydantic.create_model(
 )  # fmt: skip
 DATA_SETS: Final = (
     "HotpotQA", "2WikiMultihopQA", "MuSiQue", "Bamboogle", "NaturalQuestions", "TriviaQA", "PopQA",
-    "GSM8K", "MATH", "HumanEval", "MBPP", "ALFWorld",
+    "ClaimVerification", "ClaimReview", "GSM8K", "MATH", "HumanEval", "MBPP", "ALFWorld",
 )  # fmt: skip
 """Names of the allowed environments that need ``data``: without it, they download it."""
 ENVIRONMENTS: Final = (
     *DATA_SETS, "CommandLine", "ReasoningGym", "TextWorld", "ScienceWorld", "BFCL",
     "Tau2Retail", "Tau2Airline", "AgentDojo", "TextWorldExpress",
     "SyntheticMultiHop", "SyntheticLongHorizon", "SyntheticArithmetic", "SyntheticTable",
+    "SyntheticMarket", "SyntheticBifurcation",
 )  # fmt: skip
 """Names of the allowed environments."""
 ARGUMENTS: Final[Mapping[str, Any]] = {
     "aliases": _FILE,
     "attack": _ATTACK | _one_of(*PLANTED_ATTACKS),
     "category": _several(_NAME),
+    "changes": _number(1, 6),
     "context": _one_of(*CONTEXTS) | Annotated[dict[str, _PLAIN], AfterValidator(_check_context)],
     "corpus": _several(_FILE),
     "data": _several(_FILE),
@@ -163,9 +165,11 @@ ARGUMENTS: Final[Mapping[str, Any]] = {
     "quest_length": _number(1, 8),
     "questions": _several(_number(1, 20)),
     "retriever": _one_of(*RETRIEVERS),
+    "reviews": _number(1, 10),
     "rewards": _table(_number(-100, 100)),
     "rooms": _number(1, 12),
     "sandbox": _one_of("strong", "container"),
+    "shops": _number(2, 8),
     "simplifications": _several(_NAME),
     "split": _NAME,
     "start": _several(_NAME),
