@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 from agent_envs.errors import UnknownNameError
 from agent_leaderboard.play.config import load_configs
 from agent_leaderboard.play.run import run
+from agent_leaderboard.records.manifest import published
 from agent_leaderboard.records.results import read_run
 from agent_leaderboard.report.board import (
     comparisons,
     counted,
+    measure_mark,
     on_trust,
     rank,
     summarise,
@@ -74,6 +76,14 @@ def test_failures_beyond_the_limit_count_as_failures(tmp_path, data_folder):
     text = make_markdown(board)
     assert "(7 failures)" in text
     assert f"`{LICENSED}` (own data: only who holds them can check)" in text
+
+
+def test_data_of_a_package_are_nobodys_own():
+    board = published()
+    (bfcl,) = (one for one in board.environments if one.slug == "bfcl")
+    (other, *_) = (replace(file, sha256="0" * 64) for file in bfcl.data)
+    assert measure_mark(board, replace(bfcl, data=[other])) == " (own measure)"
+    assert "own data" in measure_mark(board, replace(bfcl, data=[replace(other, name="a.json")]))
 
 
 def test_a_few_failures_are_left_out(board):

@@ -42,7 +42,8 @@ DATA_PACKAGES: Final = {
     "AgentR1/TextWorldExpress-v0": ("textworld_express", "textworld-express.jar"),
 }
 """Environments whose tasks are in a package: its name, and the files with the answers."""
-_PACKAGE_MARK: Final = "package:"
+PACKAGE_MARK: Final = "package:"
+"""Start of the names of their files in manifests."""
 
 
 def configured_environment(
@@ -246,14 +247,14 @@ def data_files(environment: EnvironmentRecord, data: Path | None) -> list[str]:
         package, pattern = DATA_PACKAGES[environment.id]
         if (root := _package_folder(package)) is not None:
             names = (file.relative_to(root).as_posix() for file in root.glob(pattern))
-            found |= {f"{_PACKAGE_MARK}{package}/{name}" for name in names}
+            found |= {f"{PACKAGE_MARK}{package}/{name}" for name in names}
     return sorted(found)
 
 
 def data_path(name: str, data: Path | None) -> Path:
     """Return the path of a file that `data_files` names."""
     for package, _ in DATA_PACKAGES.values():
-        if name.startswith(start := f"{_PACKAGE_MARK}{package}/"):
+        if name.startswith(start := f"{PACKAGE_MARK}{package}/"):
             return (_package_folder(package) or Path()) / name.removeprefix(start)
     return (data or Path()) / name
 

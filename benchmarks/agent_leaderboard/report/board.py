@@ -25,6 +25,7 @@ from agent_envs.scoring.statistics import (
     sign_test,
 )
 from agent_leaderboard.agents.agent import is_custom, is_recounted, is_repeatable
+from agent_leaderboard.play.environments import PACKAGE_MARK
 from agent_leaderboard.records.manifest import AgentRecord, EnvironmentRecord, Manifest, published
 from agent_leaderboard.records.results import Cell, EpisodeResult, Run, TaskEntry
 
@@ -138,7 +139,8 @@ def measure_mark(manifest: Manifest, environment: EnvironmentRecord) -> str:
     """Return a note on scores that do not have the published measure."""
     board = published()
     known = {file.sha256 for one in board.environments for file in one.data}
-    if not known.issuperset(file.sha256 for file in environment.data):
+    given = [file for file in environment.data if not file.name.startswith(PACKAGE_MARK)]
+    if not known.issuperset(file.sha256 for file in given):
         return " (own data: only who holds them can check)"
     return " (own measure)" if board.measure_changes(manifest.protocol, environment) else ""
 
