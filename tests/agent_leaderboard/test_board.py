@@ -78,7 +78,7 @@ def test_failures_beyond_the_limit_count_as_failures(tmp_path, data_folder):
     assert f"`{LICENSED}` (own data: only who holds them can check)" in text
 
 
-def test_data_of_a_package_are_nobodys_own():
+def test_data_of_a_package_are_not_called_own_data():
     board = published()
     (bfcl,) = (one for one in board.environments if one.slug == "bfcl")
     (other, *_) = (replace(file, sha256="0" * 64) for file in bfcl.data)

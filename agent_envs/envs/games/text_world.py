@@ -71,10 +71,11 @@ class TextGameEnv(ToolEnv):
         self._progress = Progress()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in vars(self).items() if k not in ("_game", "_state")}
+        left_out = TextGameEnv.not_in_snapshots
+        return {name: value for name, value in vars(self).items() if name not in left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Set the attributes of a copy; the game, a handle of the interpreter, starts again."""
+        """Restore a copy; its game starts again, since the interpreter cannot be copied."""
         vars(self).update(state, _game=None)
         if self.task_index is not None:
             self.on_restore()
@@ -82,7 +83,10 @@ class TextGameEnv(ToolEnv):
     def on_restore(self) -> None:
         """Restart the game and repeat its commands: the interpreter has no snapshots."""
         self.get_task(self.task_index or 0)
-        for command in self._commands:
+        self._repeat(self._commands)
+
+    def _repeat(self, commands: Sequence[str]) -> None:
+        for command in commands:
             self._state, _, _ = self._game.step(command)
 
     def act(self, command: str) -> str:
@@ -172,21 +176,19 @@ class TextWorldEnv(TextGameEnv):
         if self._file is not None:
             return self._begin(Path(self._file), (), f"textworld-{Path(self._file).stem}")
         task_id = "-".join(map(str, ("textworld", *self._sizes, self._split, index)))
-        return self._begin(self._make_game(index), (), task_id)
+        return self._begin(self._make_game(index, task_id), (), task_id)
 
-    def _make_game(self, index: int) -> Path:
-        """Compile a game that its own solution wins, unless it is cached.
+    def _make_game(self, index: int, task_id: str) -> Path:
+        """Return a game that its own solution wins, compiled unless it is cached.
 
-        Some do not: with a chest and a Canadian chest, the interpreter asks which one "take
+        Some solutions fail: with a chest and a Canadian chest, the interpreter asks which one "take
         latchkey from chest" means.
         """
         import textworld
 
-        rooms, objects, quest_length = self._sizes
         cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         folder = Path(cache) / "agent-envs" / "textworld"
-        name = "-".join(map(str, (*self._sizes, self._split, index, textworld.__version__)))
-        path = folder / f"{name}.z8"
+        path = folder / f"{task_id}-{textworld.__version__}.z8"
         if path.exists():
             return path
         folder.mkdir(parents=True, exist_ok=True)
@@ -199,20 +201,18 @@ class TextWorldEnv(TextGameEnv):
                 warnings.simplefilter("ignore")
                 options.path = str(Path(scratch) / "game.z8")
                 textworld.make(options)
-                if self._is_won_by_its_solution(Path(options.path)):
-                    # The description first: a game without it has no objective.
-                    for made in (path.with_suffix(".json"), path):
-                        (Path(scratch) / f"game{made.suffix}").replace(made)
-                    return path
+                self._repeat(self._begin(Path(options.path), (), task_id).data["commands"])
+                if not self.is_won:
+                    continue
+                # The description first: a game without it has no objective.
+                for made in (path.with_suffix(".json"), path):
+                    (Path(scratch) / f"game{made.suffix}").replace(made)
+                return path
+        rooms, objects, quest_length = self._sizes
         raise DataError(
-            f"TextWorld's solutions do not win its games of {rooms} rooms, {objects} objects and "
-            f"{quest_length} commands ({_MAX_DRAWS} tried). Choose other sizes."
+            f"None of {_MAX_DRAWS} games of TextWorld with {rooms} rooms, {objects} objects and "
+            f"{quest_length} commands is won by its own solution. Choose other sizes."
         )
-
-    def _is_won_by_its_solution(self, path: Path) -> bool:
-        for command in self._begin(path, (), path.stem).data["commands"]:
-            self._state, _, _ = self._game.step(command)
-        return self.is_won
 
 
 class ALFWorldEnv(TextGameEnv):
